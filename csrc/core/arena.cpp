@@ -1,0 +1,27 @@
+#include "core/arena.h"
+
+namespace swarm_kv {
+
+Arena::Arena(uint64_t bytes) : size_(bytes / kGranule * kGranule) {
+  if (size_ > 0) free_.give(0, size_);
+}
+
+std::optional<uint64_t> Arena::allocate(uint64_t bytes) {
+  const uint64_t length = (bytes + kGranule - 1) / kGranule * kGranule;
+  const auto offset = free_.take(length);
+  if (offset) {
+    held_[*offset] = length;
+    used_ += length;
+  }
+  return offset;
+}
+
+void Arena::release(uint64_t offset) {
+  const auto held = held_.find(offset);
+  if (held == held_.end()) return;
+  used_ -= held->second;
+  free_.give(held->first, held->second);
+  held_.erase(held);
+}
+
+}  // namespace swarm_kv

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "core/free_ranges.h"
+
+namespace swarm_kv {
+
+// Allocator over the staging region that reads and writes go through. Offsets and sizes are
+// multiples of kGranule, which satisfies every drive's memory alignment. Not thread-safe.
+class Arena {
+ public:
+  static constexpr uint64_t kGranule = 4096;
+
+  explicit Arena(uint64_t bytes);
+
+  // Offset of a free range of at least `bytes`, or nothing when no range is that long.
+  std::optional<uint64_t> allocate(uint64_t bytes);
+  void release(uint64_t offset);
+
+  uint64_t size() const { return size_; }
+  uint64_t used() const { return used_; }
+
+ private:
+  uint64_t size_;
+  uint64_t used_ = 0;
+  FreeRanges free_;
+  std::map<uint64_t, uint64_t> held_;  // offset -> length
+};
+
+}  // namespace swarm_kv

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "io/device_model.h"
+
+namespace swarm_kv {
+
+// One entry's bytes on one drive, and who wants them.
+struct Piece {
+  int32_t drive;
+  uint64_t offset;
+  uint64_t length;
+  int32_t wanted;  // index into WantedList::entries
+};
+
+// One request: whole blocks that hold pieces [first, first + count) of the sorted piece list.
+struct Read {
+  int32_t drive;
+  uint64_t offset;
+  uint64_t length;
+  int32_t first;
+  int32_t count;
+};
+
+struct DriveShape {
+  io::DeviceModel model;
+  uint32_t block = 512;  // bytes: requests begin and end on its multiples
+};
+
+// Sorts `pieces` by drive and offset and joins neighbours into one request where reading the gap
+// between them costs no more seconds than a further request would, up to `max_read` bytes. Requests
+// of the drives alternate, so that all drives start at once.
+std::vector<Read> coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives,
+                           uint64_t max_read);
+
+}  // namespace swarm_kv

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/free_ranges.h"
+#include "io/block_device.h"
+
+namespace swarm_kv {
+
+// Byte ranges of one drive. Every extent begins on a block, so that it can be written with
+// O_DIRECT; freed neighbours are joined and reused first fit before the drive's file grows. Not
+// thread-safe.
+class ExtentAllocator {
+ public:
+  // `limit` caps what may be allocated on this drive, in bytes; 0 means no cap.
+  ExtentAllocator(std::shared_ptr<io::BlockDevice> device, uint64_t limit);
+
+  // Throws Error(kCapacity) above the cap and Error(kStorage) when the drive is full; nothing is
+  // allocated then.
+  uint64_t allocate(uint64_t bytes);
+  void release(uint64_t offset, uint64_t bytes);
+
+  uint64_t used() const { return used_; }
+
+ private:
+  uint64_t round_up(uint64_t bytes) const;
+
+  std::shared_ptr<io::BlockDevice> device_;
+  uint64_t limit_;
+  uint64_t end_ = 0;  // everything at or above it has never been allocated
+  uint64_t used_ = 0;
+  FreeRanges free_;
+};
+
+}  // namespace swarm_kv

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/coalesce.h"
+#include "core/dedupe.h"
+#include "core/segment.h"
+#include "io/batch.h"
+
+namespace swarm_kv {
+
+// Why entries are read. Only decoding steps count as activations and fill the cluster cache;
+// streaming passes over a whole context would wash it out.
+enum class Purpose : int { kDecode, kStream };
+inline constexpr int kPurposes = 2;
+
+struct Fetched {
+  std::vector<int64_t> ids;    // entry numbers through all segments of the layer
+  std::vector<int64_t> slots;  // byte offsets in the pool
+};
+
+// Reads that fit the arena together.
+struct ReadRound {
+  size_t first = 0;  // [first, last) of Fetch::reads
+  size_t last = 0;
+  std::vector<uint64_t> arena_offset;  // one per read
+  io::Batch batch;
+};
+
+// One outstanding fetch, from submit to release.
+struct Fetch {
+  Purpose purpose = Purpose::kDecode;
+  std::vector<int64_t> segment_ids;
+  std::vector<std::shared_ptr<Segment>> segments;
+  WantedList wanted;            // only what is not in the cache
+  std::vector<int32_t> chosen;  // per wanted entry: member position that is read
+  std::vector<Piece> pieces;    // sorted by drive and offset
+  std::vector<Read> reads;
+  size_t next_read = 0;
+  std::unique_ptr<ReadRound> in_flight;
+  std::unique_ptr<ReadRound> delivered;             // its slots are in the caller's hands
+  std::vector<std::pair<int32_t, int32_t>> pinned;  // (segment index, entry)
+  bool waiting = false;                             // a thread is inside wait()
+
+  std::vector<Segment*> segment_pointers() const {
+    std::vector<Segment*> pointers;
+    for (const auto& segment : segments) pointers.push_back(segment.get());
+    return pointers;
+  }
+};
+
+}  // namespace swarm_kv

@@ -1,0 +1,124 @@
+#include "core/stats_json.h"
+
+#include <cmath>
+#include <cstdio>
+#include <sstream>
+
+namespace swarm_kv {
+namespace {
+
+// Writes {"key": value, ...}; numbers and nested text only, so no general JSON library is needed.
+class Object {
+ public:
+  Object() { out_.precision(17); }
+
+  template <typename Number>
+  Object& number(const char* key, Number value) {
+    separate(key) << value;
+    return *this;
+  }
+  Object& seconds(const char* key, double value) {
+    separate(key) << (std::isfinite(value) ? value : 0.0);
+    return *this;
+  }
+  Object& raw(const char* key, const std::string& json) {
+    separate(key) << json;
+    return *this;
+  }
+  Object& text(const char* key, std::string_view value) {
+    separate(key) << '"';
+    for (const char c : value) {
+      if (c == '"' || c == '\\') {
+        out_ << '\\' << c;
+      } else if (static_cast<unsigned char>(c) < 0x20) {
+        char escaped[8];
+        std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
+        out_ << escaped;
+      } else {
+        out_ << c;
+      }
+    }
+    out_ << '"';
+    return *this;
+  }
+  std::string done() { return "{" + out_.str() + "}"; }
+
+ private:
+  std::ostream& separate(const char* key) {
+    if (out_.tellp() > 0) out_ << ", ";
+    return out_ << '"' << key << "\": ";
+  }
+  std::ostringstream out_;
+};
+
+std::string dram_json(const Budget& budget, const EntryPool& pool, int64_t cached_entries) {
+  return Object()
+      .number("limit", budget.limit())
+      .number("used", budget.used())
+      .number("peak", budget.peak())
+      .number("staging", budget.used(Use::kStaging))
+      .number("window", budget.used(Use::kWindow))
+      .number("index", budget.used(Use::kIndex))
+      .number("cache", budget.used(Use::kCache))
+      .number("window_entries", pool.window_slots())
+      .number("cached_entries", cached_entries)
+      .done();
+}
+
+std::string count_json(const Traffic::Count& count) {
+  return Object()
+      .number("fetches", count.fetches)
+      .number("wanted", count.wanted)
+      .number("hits", count.hits)
+      .number("requests", count.requests)
+      .number("bytes", count.bytes)
+      .number("repaired", count.repaired)
+      .seconds("wait_seconds", count.wait_seconds)
+      .done();
+}
+
+}  // namespace
+
+std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
+                       int64_t cached_entries,
+                       const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
+                       const std::vector<DriveShape>& shapes) {
+  std::string per_drive;
+  for (size_t i = 0; i < drives.size(); ++i) {
+    const io::Counters counters = drives[i]->counters();
+    const auto& decode = traffic.by_purpose[static_cast<int>(Purpose::kDecode)];
+    if (i > 0) per_drive += ", ";
+    per_drive += Object()
+                     .text("name", drives[i]->name())
+                     .text("engine", drives[i]->engine())
+                     .number("direct", drives[i]->geometry().direct ? 1 : 0)
+                     .number("block", drives[i]->geometry().block)
+                     .seconds("t_base", shapes[i].model.t_base)
+                     .seconds("t_transfer", shapes[i].model.t_transfer)
+                     .number("decode_requests", decode.drive_requests[i])
+                     .number("decode_bytes", decode.drive_bytes[i])
+                     .number("reads", counters.reads)
+                     .number("writes", counters.writes)
+                     .number("read_bytes", counters.read_bytes)
+                     .number("write_bytes", counters.write_bytes)
+                     .number("short_transfers", counters.short_transfers)
+                     .number("errors", counters.errors)
+                     .seconds("read_p50_us", counters.read_p50_us)
+                     .seconds("read_p99_us", counters.read_p99_us)
+                     .seconds("busy_seconds", counters.busy_seconds)
+                     .done();
+  }
+  return Object()
+      .number("entry_bytes", pool.entry_bytes())
+      .number("segments_written", traffic.segments_written)
+      .number("written_bytes", traffic.written_bytes)
+      .number("stored_bytes", traffic.stored_bytes)
+      .number("stored_entries", traffic.stored_entries)
+      .raw("dram", dram_json(budget, pool, cached_entries))
+      .raw("decode", count_json(traffic.by_purpose[static_cast<int>(Purpose::kDecode)]))
+      .raw("stream", count_json(traffic.by_purpose[static_cast<int>(Purpose::kStream)]))
+      .raw("drives", "[" + per_drive + "]")
+      .done();
+}
+
+}  // namespace swarm_kv

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/budget.h"
+#include "core/coalesce.h"
+#include "core/entry_pool.h"
+#include "core/traffic.h"
+#include "io/block_device.h"
+
+namespace swarm_kv {
+
+// The store's counters as one JSON object: `dram` by use, `traffic` by purpose, and one object per
+// drive with its engine, device model and counters.
+std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
+                       int64_t cached_entries,
+                       const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
+                       const std::vector<DriveShape>& shapes);
+
+}  // namespace swarm_kv

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/arena.h"
+#include "core/budget.h"
+#include "core/cluster_cache.h"
+#include "core/coalesce.h"
+#include "core/entry_pool.h"
+#include "core/extent_allocator.h"
+#include "core/fetch.h"
+#include "core/router.h"
+#include "core/segment.h"
+#include "core/segment_writer.h"
+#include "core/traffic.h"
+#include "io/open_device.h"
+
+namespace swarm_kv {
+
+struct StoreOptions {
+  std::vector<io::DeviceOptions> drives;  // one per drive, in placement order
+  bool shared_ring = true;
+  uint64_t dram_bytes = 0;     // everything held in fast memory stays below it
+  uint64_t staging_bytes = 0;  // the part of it that reads and writes go through
+  uint64_t disk_bytes = 0;     // cap on what is stored, over all drives; 0: none
+  std::string placement = "round_robin";
+  std::string router = "swarm";
+  std::string cache_policy = "decayed_frequency";
+  bool verify = true;  // compare each entry read with its checksum
+  // Seconds per request and per byte of every drive; zero: measured when the store opens.
+  io::DeviceModel model{0, 0};
+};
+
+// Entries on several drives and the fast memory before them: segments are written once, fetched
+// many times. All functions may be called by several threads; the lock is never held while waiting
+// for a read. Handles (segments, tickets) are positive numbers that are not used again.
+class Store {
+ public:
+  // Opens and measures the drives. Throws Error(kStorage) for a path that cannot be used and
+  // Error(kCapacity) when `dram_bytes` does not hold the staging memory; nothing is left behind.
+  explicit Store(const StoreOptions& options);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  // Refuses further calls and frees the drives; Error(kState) while fetches are outstanding.
+  void close();
+
+  // Fixes the size of an entry; a different size later is Error(kArgument).
+  void set_entry_bytes(int64_t entry_bytes);
+  int64_t entry_bytes();
+  std::shared_ptr<Region> region();
+
+  // Charges (or with a negative number returns) index memory that the caller keeps.
+  void charge_index(int64_t bytes);
+
+  // Window: entries that stay in fast memory. One slot and reference per entry.
+  std::vector<int64_t> append(const EntrySource& source, int64_t count);
+  void retain(std::span<const int64_t> slots);
+  void release(std::span<const int64_t> slots);
+
+  // Writes `entries` entries in `clusters` to the drives; returns the segment's handle. On an error
+  // nothing stays allocated.
+  int64_t write(const EntrySource& source, int64_t entries, Clusters clusters,
+                const std::string& label);
+  // The segment's space is reused once no fetch reads from it any more.
+  void free_segment(int64_t segment);
+  // As stored: offsets and members through the segment's own entries.
+  Clusters clusters_of(int64_t segment);
+  // Copies an entry from the drive, uncached and checked; for tests and tools.
+  void read_copy(int64_t segment, int64_t member_position, std::byte* out);
+
+  struct Submitted {
+    int64_t ticket;
+    Fetched resident;  // already in the cluster cache, pinned until the ticket is released
+  };
+  // Starts reading what a step needs and returns at once: dedupe, balance, coalesce, submit.
+  Submitted submit(std::span<const int64_t> segments, std::span<const int64_t> clusters,
+                   std::span<const int64_t> entries, int64_t limit, Purpose purpose);
+  struct Round {
+    Fetched fetched;
+    bool more;  // another wait() brings further entries; this round's slots are gone then
+  };
+  // Waits for the next round of a ticket. Entries whose read failed or whose checksum differs are
+  // read from another copy; without one the ticket is released and Error(kStorage) names the drive,
+  // the segment and the entry.
+  Round wait(int64_t ticket);
+  void release_ticket(int64_t ticket);
+
+  // Everything countable, as one JSON object; byte and entry counts are totals since opening.
+  std::string stats();
+  std::vector<std::string> notes();
+
+ private:
+  struct Held {
+    std::shared_ptr<Segment> segment;
+    int64_t fetches = 0;
+    bool doomed = false;
+  };
+
+  void check_open() const;
+  Held& held(int64_t segment);
+  Fetch& ticket(int64_t ticket);
+  void destroy_segment(int64_t id);
+  void free_extents(const Segment& segment, size_t drives);
+  void start_round(Fetch& fetch);
+  void finish_round(Fetch& fetch, const std::vector<io::Failure>& failures);
+  bool repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_position, std::byte* out);
+  void drop_ticket(int64_t ticket);
+
+  std::mutex mutex_;
+  bool open_ = true;
+  const StoreOptions options_;
+  std::vector<std::shared_ptr<io::BlockDevice>> drives_;
+  std::vector<DriveShape> shapes_;
+  Budget budget_;
+  EntryPool pool_;
+  Arena arena_;
+  ClusterCache cache_;
+  std::unique_ptr<Router> router_;
+  std::vector<ExtentAllocator> extents_;
+  int64_t placed_ = 0;  // Eq. 7's p_global
+  int64_t next_handle_ = 1;
+  std::map<int64_t, Held> segments_;
+  std::map<int64_t, std::unique_ptr<Fetch>> tickets_;
+  uint64_t charged_index_ = 0;
+  Traffic traffic_;
+};
+
+}  // namespace swarm_kv

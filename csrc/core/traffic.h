@@ -1,0 +1,33 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "core/fetch.h"
+
+namespace swarm_kv {
+
+// What fetches moved, by purpose. Totals since the store opened.
+struct Traffic {
+  struct Count {
+    uint64_t fetches = 0;
+    uint64_t wanted = 0;    // distinct entries asked for
+    uint64_t hits = 0;      // of these, served by the cluster cache
+    uint64_t requests = 0;  // reads after coalescing
+    uint64_t bytes = 0;     // read, gaps and block rounding included
+    uint64_t repaired = 0;  // entries served by another copy after a failure
+    double wait_seconds = 0;
+    std::vector<uint64_t> drive_requests;
+    std::vector<uint64_t> drive_bytes;
+  };
+  std::array<Count, kPurposes> by_purpose;
+  uint64_t segments_written = 0;
+  uint64_t written_bytes = 0;   // copies included
+  uint64_t stored_bytes = 0;    // now on the drives
+  uint64_t stored_entries = 0;  // now on the drives, each once
+
+  Count& of(Purpose purpose) { return by_purpose[static_cast<int>(purpose)]; }
+};
+
+}  // namespace swarm_kv
