@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace swarm_kv::cpu {
+
+// Clusters as two arrays: cluster c is members[offsets[c] .. offsets[c + 1]). Every member is
+// within [0, entries).
+struct ClusterLists {
+  const int64_t* offsets;
+  const int64_t* members;
+  int64_t count;    // of clusters
+  int64_t entries;  // of the context
+};
+
+// Cluster ids in descending score (ties: lower id) until they hold `budget` distinct entries. No
+// score is NaN.
+std::vector<int64_t> select_clusters(const float* scores, const ClusterLists& clusters,
+                                     int64_t budget);
+
+struct TwoLevelSelection {
+  std::vector<int64_t> clusters;  // in the order taken
+  std::vector<int64_t> entries;   // the single ones, ascending
+};
+
+// probs [clusters.entries], >= 0; budget < clusters.entries.
+TwoLevelSelection select_two_level(const float* probs, const ClusterLists& clusters, int64_t budget,
+                                   double request_cost, double single_share);
+
+}  // namespace swarm_kv::cpu

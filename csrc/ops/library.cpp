@@ -1,0 +1,24 @@
+#include <torch/csrc/stable/library.h>
+
+// The operators that compute. Shapes, units and errors stand in swarm_kv/ops.py. The store's
+// operators are defined in store_ops.cpp.
+STABLE_TORCH_LIBRARY(swarm_kv, m) {
+  m.def(
+      "activation_signatures(Tensor q, Tensor k, Tensor q_positions, float sparsity, int window, "
+      "int sinks, float scale) -> Tensor");
+  m.def(
+      "cluster(Tensor bits, float tau, int max_size, int max_replicas, int min_activation) "
+      "-> (Tensor offsets, Tensor members)");
+  m.def("score_codes(Tensor q, Tensor codebooks, Tensor codes, float scale) -> Tensor");
+  m.def("score_clusters(Tensor q, Tensor keys, float scale) -> Tensor");
+  m.def("select_clusters(Tensor scores, Tensor offsets, Tensor members, int budget) -> Tensor");
+  m.def(
+      "select_two_level(Tensor probs, Tensor offsets, Tensor members, int budget, "
+      "float request_cost, float single_share) -> (Tensor clusters, Tensor entries)");
+  m.def(
+      "sparse_attention(Tensor q, Tensor pool, Tensor slots, Tensor row_offsets, int kv_heads, "
+      "float scale, Tensor? sinks=None, float? softcap=None) -> (Tensor out, Tensor lse)");
+  m.def(
+      "merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) "
+      "-> (Tensor out, Tensor lse)");
+}

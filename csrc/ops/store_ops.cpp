@@ -1,0 +1,230 @@
+#include <torch/csrc/stable/library.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/store.h"
+#include "ops/tensors.h"
+
+// The operators that reach the drives. A store crosses the operator boundary as a handle; what it
+// does there (write, read, cache) is not visible in tensors, so none of these mutates an argument.
+namespace swarm_kv::ops {
+namespace {
+
+std::mutex g_stores_mutex;
+std::map<int64_t, std::shared_ptr<Store>> g_stores;
+int64_t g_next_store = 1;
+
+std::shared_ptr<Store> store_of(int64_t handle) {
+  const std::lock_guard lock(g_stores_mutex);
+  const auto found = g_stores.find(handle);
+  if (found == g_stores.end()) {
+    throw Error(ErrorKind::kState,
+                concat("store ", handle, " does not exist or was closed: open another one"));
+  }
+  return found->second;
+}
+
+std::span<const int64_t> as_span(const Tensor& tensor) {
+  return {data<int64_t>(tensor), static_cast<size_t>(tensor.numel())};
+}
+
+Tensor checked_list(const char* op, const char* name, const Tensor& tensor) {
+  Argument{op, name, tensor}.on_cpu().dim(1).dtype(ScalarType::Long);
+  return as_contiguous(tensor);
+}
+
+// Keys and values [heads, n, dim] whose rows are contiguous, kept alive while they are read.
+struct KeysValues {
+  Tensor keys;
+  Tensor values;
+
+  KeysValues(const char* op, const Tensor& k, const Tensor& v) : keys(rows(k)), values(rows(v)) {
+    Argument{op, "k", k}.on_cpu().dim(3).floating();
+    Argument{op, "v", v}.on_cpu().dim(3).dtype(k.scalar_type());
+    for (int axis = 0; axis < 3; ++axis) {
+      check(k.size(axis) == v.size(axis), op, ": `k` is ", describe(k), " but `v` is ",
+            describe(v), "; both hold [kv_heads, entries, head_dim]");
+    }
+  }
+
+  static Tensor rows(const Tensor& tensor) {
+    return tensor.dim() == 3 && tensor.stride(2) != 1 ? as_contiguous(tensor) : tensor;
+  }
+
+  EntrySource source() const {
+    const int64_t item = static_cast<int64_t>(keys.element_size());
+    const auto half = [item](const Tensor& tensor) {
+      return EntrySource::Half{static_cast<const std::byte*>(tensor.const_data_ptr()),
+                               tensor.stride(0) * item, tensor.stride(1) * item};
+    };
+    return {half(keys), half(values), keys.size(0), keys.size(2) * item};
+  }
+};
+
+int64_t store_open(std::vector<std::string> paths, std::string engine, bool direct,
+                   bool shared_ring, double timeout, int64_t dram_bytes, int64_t staging_bytes,
+                   int64_t disk_bytes, std::string placement, std::string router,
+                   std::string cache_policy, bool verify, double t_base, double t_transfer) {
+  check(dram_bytes > 0, "`dram_bytes` must be positive, got ", dram_bytes);
+  check(staging_bytes > 0 && disk_bytes >= 0,
+        "`staging_bytes` must be positive and `disk_bytes` at least 0, got ", staging_bytes,
+        " and ", disk_bytes);
+  check(timeout > 0, "`timeout` must be positive seconds, got ", timeout);
+  StoreOptions options;
+  for (const std::string& path : paths) {
+    io::DeviceOptions drive;
+    drive.path = path;
+    drive.engine = engine;
+    drive.direct = direct;
+    drive.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3));
+    if (t_base > 0 && t_transfer > 0) drive.model = {t_base, t_transfer};
+    options.drives.push_back(drive);
+  }
+  options.shared_ring = shared_ring;
+  options.dram_bytes = dram_bytes;
+  options.staging_bytes = staging_bytes;
+  options.disk_bytes = disk_bytes;
+  options.placement = placement;
+  options.router = router;
+  options.cache_policy = cache_policy;
+  options.verify = verify;
+  options.model = {t_base, t_transfer};
+  auto store = std::make_shared<Store>(options);
+  const std::lock_guard lock(g_stores_mutex);
+  g_stores[g_next_store] = std::move(store);
+  return g_next_store++;
+}
+
+void store_close(int64_t handle) {
+  store_of(handle)->close();
+  const std::lock_guard lock(g_stores_mutex);
+  g_stores.erase(handle);
+}
+
+void store_set_entry_bytes(int64_t handle, int64_t entry_bytes) {
+  store_of(handle)->set_entry_bytes(entry_bytes);
+}
+
+Tensor store_pool(int64_t handle) {
+  const std::shared_ptr<Region> region = store_of(handle)->region();
+  return torch::stable::from_blob(
+      region->data(), {static_cast<int64_t>(region->size())}, {1},
+      torch::stable::Device(torch::headeronly::DeviceType::CPU), ScalarType::Byte,
+      [region](void*) {});
+}
+
+void store_charge(int64_t handle, int64_t bytes) { store_of(handle)->charge_index(bytes); }
+
+std::string store_stats(int64_t handle) { return store_of(handle)->stats(); }
+
+std::string store_notes(int64_t handle) {
+  std::string lines;
+  for (const std::string& note : store_of(handle)->notes()) lines += note + "\n";
+  return lines;
+}
+
+Tensor window_append(int64_t handle, Tensor k, Tensor v) {
+  const KeysValues entries("window_append", k, v);
+  return int64_tensor(store_of(handle)->append(entries.source(), entries.keys.size(1)));
+}
+
+void window_retain(int64_t handle, Tensor slots) {
+  store_of(handle)->retain(as_span(checked_list("window_retain", "slots", slots)));
+}
+
+void window_release(int64_t handle, Tensor slots) {
+  store_of(handle)->release(as_span(checked_list("window_release", "slots", slots)));
+}
+
+int64_t segment_write(int64_t handle, Tensor k, Tensor v, Tensor offsets, Tensor members,
+                      std::string label) {
+  const KeysValues entries("segment_write", k, v);
+  const Tensor starts = checked_list("segment_write", "offsets", offsets);
+  const Tensor list = checked_list("segment_write", "members", members);
+  check(starts.numel() >= 1, "segment_write: `offsets` needs at least one element");
+  Clusters clusters;
+  clusters.offsets.assign(as_span(starts).begin(), as_span(starts).end());
+  clusters.members.assign(as_span(list).begin(), as_span(list).end());
+  return store_of(handle)->write(entries.source(), entries.keys.size(1), std::move(clusters),
+                                 label);
+}
+
+void segment_free(int64_t handle, int64_t segment) { store_of(handle)->free_segment(segment); }
+
+Purpose purpose_of(const std::string& name) {
+  if (name == "decode") return Purpose::kDecode;
+  check(name == "stream", "unknown `purpose` \"", name, "\"; choose one of: decode, stream");
+  return Purpose::kStream;
+}
+
+std::tuple<int64_t, Tensor, Tensor> fetch_submit(int64_t handle, std::vector<int64_t> segments,
+                                                 Tensor clusters, Tensor entries, int64_t limit,
+                                                 std::string purpose) {
+  const Tensor cluster_list = checked_list("fetch_submit", "clusters", clusters);
+  const Tensor entry_list = checked_list("fetch_submit", "entries", entries);
+  const Store::Submitted submitted =
+      store_of(handle)->submit(segments, as_span(cluster_list), as_span(entry_list), limit,
+                               purpose_of(purpose));
+  return {submitted.ticket, int64_tensor(submitted.resident.ids),
+          int64_tensor(submitted.resident.slots)};
+}
+
+std::tuple<Tensor, Tensor, bool> fetch_wait(int64_t handle, int64_t ticket) {
+  const Store::Round round = store_of(handle)->wait(ticket);
+  return {int64_tensor(round.fetched.ids), int64_tensor(round.fetched.slots), round.more};
+}
+
+void fetch_release(int64_t handle, int64_t ticket) { store_of(handle)->release_ticket(ticket); }
+
+}  // namespace
+}  // namespace swarm_kv::ops
+
+STABLE_TORCH_LIBRARY_FRAGMENT(swarm_kv, m) {
+  m.def(
+      "store_open(str[] paths, str engine, bool direct, bool shared_ring, float timeout, "
+      "int dram_bytes, int staging_bytes, int disk_bytes, str placement, str router, "
+      "str cache_policy, bool verify, float t_base, float t_transfer) -> int");
+  m.def("store_close(int store) -> ()");
+  m.def("store_set_entry_bytes(int store, int entry_bytes) -> ()");
+  m.def("store_pool(int store) -> Tensor");
+  m.def("store_charge(int store, int bytes) -> ()");
+  m.def("store_stats(int store) -> str");
+  m.def("store_notes(int store) -> str");
+  m.def("window_append(int store, Tensor k, Tensor v) -> Tensor");
+  m.def("window_retain(int store, Tensor slots) -> ()");
+  m.def("window_release(int store, Tensor slots) -> ()");
+  m.def(
+      "segment_write(int store, Tensor k, Tensor v, Tensor offsets, Tensor members, str label) "
+      "-> int");
+  m.def("segment_free(int store, int segment) -> ()");
+  m.def(
+      "fetch_submit(int store, int[] segments, Tensor clusters, Tensor entries, int limit, "
+      "str purpose) -> (int ticket, Tensor ids, Tensor slots)");
+  m.def("fetch_wait(int store, int ticket) -> (Tensor ids, Tensor slots, bool more)");
+  m.def("fetch_release(int store, int ticket) -> ()");
+}
+
+// Most of these take no tensor, so no backend's key would be chosen for them.
+STABLE_TORCH_LIBRARY_IMPL(swarm_kv, CompositeExplicitAutograd, m) {
+  using namespace swarm_kv::ops;
+  m.impl("store_open", SWARM_KV_BOX(store_open));
+  m.impl("store_close", SWARM_KV_BOX(store_close));
+  m.impl("store_set_entry_bytes", SWARM_KV_BOX(store_set_entry_bytes));
+  m.impl("store_pool", SWARM_KV_BOX(store_pool));
+  m.impl("store_charge", SWARM_KV_BOX(store_charge));
+  m.impl("store_stats", SWARM_KV_BOX(store_stats));
+  m.impl("store_notes", SWARM_KV_BOX(store_notes));
+  m.impl("window_append", SWARM_KV_BOX(window_append));
+  m.impl("window_retain", SWARM_KV_BOX(window_retain));
+  m.impl("window_release", SWARM_KV_BOX(window_release));
+  m.impl("segment_write", SWARM_KV_BOX(segment_write));
+  m.impl("segment_free", SWARM_KV_BOX(segment_free));
+  m.impl("fetch_submit", SWARM_KV_BOX(fetch_submit));
+  m.impl("fetch_wait", SWARM_KV_BOX(fetch_wait));
+  m.impl("fetch_release", SWARM_KV_BOX(fetch_release));
+}
