@@ -1,0 +1,166 @@
+"""`SwarmCache`: transformers' cache object whose full-attention layers lie on drives."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from . import selectors
+from .config import SwarmConfig
+from .errors import ArgumentError, CapacityError, StateError
+from .layer import CacheState, SwarmLayer
+from .meter import Stats
+from .store import Store
+
+ATTENTION_NAME = "swarm_kv"
+PROGRESS_TOKENS = 2048
+"""Prefills from this length on show a progress bar."""
+
+
+def full_attention_layers(config: Any) -> list[int]:
+    """Positions of the layers that a `SwarmCache` takes over."""
+    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+    return [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
+
+
+def minimum_dram_bytes(model_config: Any, config: SwarmConfig, dtype: torch.dtype) -> int:
+    """Smallest `dram_bytes` for one sequence: staging, and sinks and window of every layer.
+
+    A stored context also needs its index, about a tenth of its keys.
+    """
+    text = model_config.get_text_config(decoder=True)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    entry = 2 * text.num_key_value_heads * head_dim * dtype.itemsize
+    resident = config.sinks + config.window + config.flush
+    assert isinstance(config.staging_bytes, int)
+    return config.staging_bytes + len(full_attention_layers(model_config)) * resident * entry
+
+
+class SwarmCache(Cache):
+    """A cache that keeps keys and values of full-attention layers on several drives.
+
+    Sliding-window, chunked and linear layers stay transformers' own, in memory. Pass it to a model
+    that runs with `attn_implementation="swarm_kv"`: `model.generate(..., cache=cache)`.
+
+    Args:
+        model_config (`PretrainedConfig`): `model.config`.
+        config (`SwarmConfig`, *optional*): opens a store for this cache alone.
+        store (`Store`, *optional*): a store to share with other caches.
+        dtype (`torch.dtype`, *optional*): of the model, to check `dram_bytes` before it is needed.
+
+    Raises:
+        ArgumentError: neither or both of `config` and `store`; the model has no full-attention
+            layer.
+        CapacityError: `dram_bytes` is below the minimum, which the message names.
+        StorageError: a path cannot be used.
+    """
+
+    def __init__(
+        self,
+        model_config: Any,
+        config: SwarmConfig | None = None,
+        *,
+        store: Store | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if (config is None) == (store is None):
+            raise ArgumentError("SwarmCache needs either `config` or `store`")
+        self.model_config = model_config.get_text_config(decoder=True)
+        taken = set(full_attention_layers(model_config))
+        if not taken:
+            raise ArgumentError(
+                f"`{self.model_config.model_type}` has no full-attention layer: its cache does not "
+                "grow with the context, so there is nothing to keep on drives"
+            )
+        settings = config if config is not None else store.config  # type: ignore[union-attr]
+        selector = selectors.resolve(settings.selector)
+        check_dram(model_config, settings, dtype or self.model_config.dtype or torch.float32)
+        self.store = store if store is not None else Store(settings)
+        self.state = CacheState()
+        self._progress: tqdm[Any] | None = None
+        layers = [
+            SwarmLayer(self.store, number, selector, self.state) if number in taken else layer
+            for number, layer in enumerate(DynamicCache(config=self.model_config).layers)
+        ]
+        self._first, self._last = min(taken), max(taken)
+        super().__init__(layers=layers)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stage one layer's new keys and values; see `SwarmLayer.update`.
+
+        Raises:
+            StateError: the model's attention is not swarm_kv's, so it would see the newest tokens
+                only; or an earlier step failed.
+        """
+        found = self.model_config._attn_implementation
+        if found != ATTENTION_NAME:
+            raise StateError(
+                f'SwarmCache needs attn_implementation="{ATTENTION_NAME}" but the model runs with '
+                f'"{found}": call swarm_kv.patch(model, config), or '
+                f'model.set_attn_implementation("{ATTENTION_NAME}")'
+            )
+        self._count(layer_idx, key_states.shape[-2])
+        result: tuple[torch.Tensor, torch.Tensor] = super().update(
+            key_states, value_states, layer_idx, *args, **kwargs
+        )
+        return result
+
+    def _count(self, layer_idx: int, tokens: int) -> None:
+        """Steps, the recall meter's sampling, and the progress bar of a long prefill."""
+        if layer_idx == self._first:
+            layer = self.layers[layer_idx]
+            if tokens <= 1 and layer.get_seq_length() > 0:
+                meter, every = self.store.meter, self.store.config.recall_every
+                self.state.sampling = every > 0 and meter.steps % every == 0
+                meter.steps += 1
+            if self._progress is None and tokens >= PROGRESS_TOKENS:
+                self._progress = tqdm(
+                    total=len(self.layers),
+                    desc=f"prefill and clustering of {tokens} tokens",
+                    unit="layer",
+                    disable=None,
+                    leave=False,
+                )
+        if self._progress is not None:
+            self._progress.update(layer_idx - self._progress.n)
+            if layer_idx == self._last:
+                self._progress.close()
+                self._progress = None
+
+    def stats(self) -> Stats:
+        """State and totals of the store."""
+        return self.store.stats()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SwarmCache:
+        """A fork: what is stored is shared, both grow on their own."""
+        other = copy.copy(self)
+        other._progress = None
+        other.state = copy.deepcopy(self.state, memo)
+        other.layers = [copy.deepcopy(layer, memo) for layer in self.layers]
+        return other
+
+
+def check_dram(model_config: Any, config: SwarmConfig, dtype: torch.dtype) -> None:
+    """Refuse a `dram_bytes` that cannot hold one sequence.
+
+    Raises:
+        CapacityError: names the value and the minimum.
+    """
+    minimum = minimum_dram_bytes(model_config, config, dtype)
+    assert isinstance(config.dram_bytes, int)
+    if config.dram_bytes < minimum:
+        raise CapacityError(
+            f"`dram_bytes` ({config.dram_bytes}) is below the minimum of {minimum} for this model "
+            f"with `window={config.window}`: raise it, or lower `window` or `staging_bytes`"
+        )

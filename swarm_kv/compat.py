@@ -1,0 +1,69 @@
+"""What differs between the transformers versions that are supported (5.5 and newer), in one place.
+
+Nothing else in the package asks for a transformers version or spells a name that changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+HANDLE = "swarm_kv"
+"""Name under which a cache layer travels from `update()` to the attention function."""
+
+
+def cache_arg(model: Any) -> str:
+    """Keyword of `model.forward` for the cache: `cache` since 5.24, `past_key_values` before."""
+    names = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def cache_of(output: Any) -> Any:
+    """The cache that a forward pass returned, whatever the field is called."""
+    cache = getattr(output, "cache", None)
+    return getattr(output, "past_key_values", None) if cache is None else cache
+
+
+def last_logits_only(model: Any) -> dict[str, int]:
+    """Keyword arguments that make `model.forward` compute the logits of the last position only.
+
+    Empty where a model does not offer it: the caller then gets all logits and must index the last.
+    """
+    names = inspect.signature(model.forward).parameters
+    return {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+
+
+def attention_name(model: Any) -> str | None:
+    """Attention implementation that the model's text decoder uses now."""
+    return model.config.get_text_config(decoder=True)._attn_implementation
+
+
+def hand_over(layer: Any, key_states: torch.Tensor, kwargs: dict[str, Any] | None) -> None:
+    """Give `layer` to the attention call that follows `layer.update(key_states, ...)`.
+
+    Since 5.24 `kwargs` is the dict that the attention module splats into that call. Before, only
+    the returned key tensor reaches it, so the layer rides on the tensor object.
+    """
+    if kwargs is None:
+        key_states._swarm_kv_layer = layer  # type: ignore[attr-defined]
+    else:
+        kwargs[HANDLE] = layer
+
+
+def take_over(key_states: torch.Tensor, kwargs: dict[str, Any]) -> Any | None:
+    """Take back the layer given by `hand_over`; None when the keys come from another cache."""
+    layer = kwargs.pop(HANDLE, None)
+    if layer is None:
+        layer = key_states.__dict__.pop("_swarm_kv_layer", None)
+    return layer
+
+
+def cropped_length(length: int, n: int) -> int:
+    """Tokens left after `crop(n)` on a cache of `length` tokens.
+
+    Since 5.17 n <= 0 is minus the number of tokens to remove; before, n > 0 was the final length.
+    The two ranges do not overlap, so both meanings are accepted.
+    """
+    return max(length + n, 0) if n <= 0 else min(n, length)

@@ -1,0 +1,204 @@
+"""What a user chooses: where entries lie, how many are read, how much memory is held."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import ArgumentError
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}iB"] = 1024**_power
+    _UNITS[f"{_letter}B"] = 1000**_power
+
+FILE_NAME = "swarm_kv_config.json"
+
+
+def parse_bytes(value: int | str, name: str) -> int:
+    """Bytes of `value`: an integer, or text such as "8GiB" or "500 MB".
+
+    Raises:
+        ArgumentError: not a size, or not positive.
+    """
+    size: float
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+        if match is None or match[2] not in _UNITS:
+            units = ", ".join(unit for unit in _UNITS if unit)
+            raise ArgumentError(
+                f'`{name}` ("{value}") is not a size: give bytes, or a number with one of {units}'
+            )
+        size = float(match[1]) * _UNITS[match[2]]
+    else:
+        size = value
+    if isinstance(value, bool) or not math.isfinite(size) or size < 1:
+        raise ArgumentError(f"`{name}` ({value!r}) must be a positive number of bytes")
+    return int(size)
+
+
+@dataclasses.dataclass(frozen=True)
+class SwarmConfig:
+    """Settings of a store and of the caches in it.
+
+    Args:
+        paths (`list[str]`): one directory per drive; on each an unlinked file holds the drive's
+            share. `raw:/dev/nvme1n1` uses a block device or an existing file in place and
+            overwrites it.
+        sparsity (`float`, *optional*, defaults to 0.10): share of the context that a decoding step
+            reads, in (0, 1]. 1.0 reads everything and equals full attention.
+        dram_bytes (`int` or `str`, *optional*, defaults to "8GiB"): all fast memory that is held
+            for KV: window, index, cluster cache and staging.
+        window (`int`, *optional*, defaults to 256): most recent tokens, always attended.
+        sinks (`int`, *optional*, defaults to 4): first tokens, always attended.
+        selector (`str` or callable, *optional*, defaults to "two_level"): what chooses the entries
+            to read; see `swarm_kv.selectors`.
+        request_cost (`float`, *optional*, defaults to 1.5): cost of one read request, in entries,
+            that `two_level` weighs a cluster's attention against. Fixed rather than measured, so
+            that the same prompt gives the same text on every machine.
+        single_share (`float`, *optional*, defaults to 0.1): share of the budget that `two_level`
+            spends on entries outside the chosen clusters.
+        tau, max_size, max_replicas, min_activation: clustering, see `swarm_kv.ops.cluster`.
+        profile_queries (`int`, *optional*, defaults to 1024): last queries of the prefill that
+            tell which entries are activated together.
+        block (`int`, *optional*, defaults to 16): neighbours per cluster where no profile exists.
+        code_bytes (`int`, *optional*): bytes of a key's code per KV head; one per 8 features if not
+            given. It must divide the head size.
+        flush (`int`, *optional*, defaults to 64): tokens that leave the window together.
+        staging_bytes (`int` or `str`, *optional*): memory that reads and writes go through; a
+            sixteenth of `dram_bytes`, between 1 MiB and 64 MiB, if not given.
+        disk_bytes (`int` or `str`, *optional*): cap on what is stored, over all drives.
+        engine (`str`, *optional*, defaults to "auto"): `io_uring`, `threads`, `memory`,
+            `simulated`, or `auto`: io_uring where the kernel allows it, else threads.
+        direct (`bool`, *optional*, defaults to True): bypass the page cache where that works.
+        shared_ring (`bool`, *optional*, defaults to True): one io_uring for all drives.
+        timeout (`float`, *optional*, defaults to 30): seconds that a read or write may take.
+        placement, router, cache_policy (`str`): strategies by name; a wrong name lists the choices.
+        verify (`bool`, *optional*, defaults to True): compare every entry read with its checksum.
+        device_model (`tuple[float, float]`, *optional*): seconds per request and per byte of every
+            drive; measured when the store opens, if not given.
+        recall_every (`int`, *optional*, defaults to 0): measure recall at every so many steps; this
+            reads the whole context at that step. 0 never does.
+
+    Raises:
+        ArgumentError: a value outside its limits; the message names it and the limit.
+    """
+
+    paths: Sequence[str | os.PathLike[str]]
+    sparsity: float = 0.10
+    dram_bytes: int | str = "8GiB"
+    window: int = 256
+    sinks: int = 4
+    selector: Any = "two_level"
+    request_cost: float = 1.5
+    single_share: float = 0.1
+    tau: float = 0.6
+    max_size: int = 64
+    max_replicas: int = 3
+    min_activation: int = 8
+    profile_queries: int = 1024
+    block: int = 16
+    code_bytes: int | None = None
+    flush: int = 64
+    staging_bytes: int | str | None = None
+    disk_bytes: int | str | None = None
+    engine: str = "auto"
+    direct: bool = True
+    shared_ring: bool = True
+    timeout: float = 30.0
+    placement: str = "round_robin"
+    router: str = "swarm"
+    cache_policy: str = "decayed_frequency"
+    verify: bool = True
+    device_model: tuple[float, float] | None = None
+    recall_every: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every value and bring sizes and paths to their plain form."""
+        paths = [self.paths] if isinstance(self.paths, (str, os.PathLike)) else self.paths
+        self._set("paths", tuple(os.fspath(path) for path in paths))
+        if not self.paths:
+            raise ArgumentError("`paths` is empty: give one directory per drive")
+        if len(set(self.paths)) != len(self.paths):
+            raise ArgumentError(f"`paths` names a drive twice: {list(self.paths)}")
+        self._set("dram_bytes", parse_bytes(self.dram_bytes, "dram_bytes"))
+        if self.disk_bytes is not None:
+            self._set("disk_bytes", parse_bytes(self.disk_bytes, "disk_bytes"))
+        if self.staging_bytes is None:
+            assert isinstance(self.dram_bytes, int)
+            self._set("staging_bytes", min(max(self.dram_bytes // 16, 1 << 20), 64 << 20))
+        else:
+            self._set("staging_bytes", parse_bytes(self.staging_bytes, "staging_bytes"))
+        if not 0 < self.sparsity <= 1:
+            raise ArgumentError(
+                f"`sparsity` ({self.sparsity}) must be in (0, 1]: 0.1 reads a tenth of the "
+                "context per step, 1.0 all of it"
+            )
+        if not 0 <= self.single_share <= 1:
+            raise ArgumentError(f"`single_share` ({self.single_share}) must be in [0, 1]")
+        if not 0 <= self.tau < 1:
+            raise ArgumentError(f"`tau` ({self.tau}) must be in [0, 1)")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ArgumentError(f"`{name}` ({value}) must be at least {least}")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `from_dict` takes them.
+
+        Raises:
+            ArgumentError: `selector` is a function, which a file cannot hold.
+        """
+        values = dataclasses.asdict(self)
+        if not isinstance(self.selector, str):
+            raise ArgumentError("a `selector` that is a function cannot be saved: give its name")
+        values["paths"] = list(values["paths"])
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SwarmConfig:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ArgumentError: an unknown name or a value outside its limits.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ArgumentError(f"unknown settings {unknown}; known are {sorted(known)}")
+        return cls(**values)
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Write `swarm_kv_config.json` into `directory`."""
+        folder = pathlib.Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE_NAME).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike[str]) -> SwarmConfig:
+        """Read `swarm_kv_config.json` from `directory`."""
+        return cls.from_dict(json.loads((pathlib.Path(directory) / FILE_NAME).read_text()))
+
+
+_LEAST = {
+    "window": 1,
+    "sinks": 0,
+    "request_cost": 0,
+    "max_size": 1,
+    "max_replicas": 1,
+    "min_activation": 1,
+    "profile_queries": 1,
+    "block": 1,
+    "code_bytes": 1,
+    "flush": 1,
+    "recall_every": 0,
+    "timeout": 1e-3,
+}

@@ -1,0 +1,415 @@
+"""The cache of one full-attention layer: transformers' cache interface over sequences in a store."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from . import compat, ops, recall
+from .dense import accumulation_dtype, add_sink_logits, dense_attention
+from .errors import ArgumentError, StateError
+from .selectors import Selector, medoid
+from .sequence import Geometry, Sequence
+from .store import NOTHING, Store
+
+DECODE_QUERIES = 32
+"""Longest call that counts as decoding (assisted decoding checks several tokens at once)."""
+
+
+@dataclasses.dataclass
+class CacheState:
+    """What the layers of one cache share."""
+
+    failure: str | None = None
+    """Why the cache must not be used any more: some layers have a step that others lost."""
+    sampling: bool = False
+    """Whether this step measures recall."""
+
+
+class SwarmLayer(CacheLayerMixin):
+    """Keys and values of one layer for all sequences of a batch.
+
+    `update` only stages a call's keys and values, because it sees neither query nor mask; the
+    attention function then calls `attend`, which attends, stores and returns the output.
+
+    Args:
+        store (`Store`): where entries lie.
+        layer_idx (`int`): position among the model's layers.
+        selector: chooses the entries of a decoding step.
+        state (`CacheState`): shared by the layers of a cache.
+    """
+
+    is_sliding = False
+    is_compileable = False  # generate() would otherwise compile the decoding step on CUDA
+    is_croppable = True
+
+    def __init__(
+        self, store: Store, layer_idx: int, selector: Selector, state: CacheState
+    ) -> None:
+        super().__init__()
+        self.store = store
+        self.layer_idx = layer_idx
+        self.selector = selector
+        self.state = state
+        self.reset()
+
+    # ---- transformers' cache layer interface
+
+    def reset(self) -> None:
+        """Forget everything; the space on the drives is free again."""
+        self.keys = self.values = None
+        self.is_initialized = False
+        self.rows: list[Sequence] = []
+        self.length = 0  # tokens per sequence, padding included
+        self.valid: torch.Tensor | None = None  # bool [batch, length], as stored; None: no padding
+        self._staged: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._after_long_chunk = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: Any = None) -> None:
+        """Learn batch size, shape and dtype from the first keys."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.batch = key_states.shape[0]
+        self.is_initialized = True
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,
+        kwargs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stage keys and values [batch, kv_heads, n, head_dim] and hand the layer to attention.
+
+        Returns:
+            The same two tensors: what is stored never leaves as one tensor.
+        """
+        if self.state.failure is not None:
+            raise StateError(
+                f"this cache cannot go on after an error ({self.state.failure}): start a new cache"
+            )
+        if self._staged is not None:
+            raise StateError(
+                f"layer {self.layer_idx} was updated twice without attention in between: the model "
+                'must run with attn_implementation="swarm_kv"; call swarm_kv.patch(model, config)'
+            )
+        if not self.is_initialized:
+            self.lazy_initialization(key_states)
+        elif key_states.shape[0] != self.batch:
+            raise ArgumentError(
+                f"the batch changed from {self.batch} to {key_states.shape[0]} sequences: select "
+                "rows with batch_select_indices, or start a new cache"
+            )
+        self._staged = (key_states, value_states)
+        self.length += key_states.shape[-2]
+        compat.hand_over(self, key_states, kwargs)
+        return key_states, value_states
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Tokens per sequence, padding included."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        """Length and offset of the keys that the next call attends to."""
+        return self.length + int(query_length), 0
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    get_max_cache_shape = get_max_length  # the name before 5.14
+
+    def crop(self, n: int) -> None:
+        """Drop the newest tokens; `n` as in `compat.cropped_length`."""
+        length = compat.cropped_length(self.length, n) if n else self.length
+        count = self.length - length
+        if not self.is_initialized or count == 0:
+            return
+        for number, row in enumerate(self.rows):
+            dropped = count
+            if self.valid is not None:
+                dropped = int(self.valid[number, length:].sum())
+            row.crop(dropped)
+        if self.valid is not None:
+            self.valid = self.valid[:, :length]
+        self.length = length
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Continue sequence `beam_idx[i]` as sequence i. Moves no data."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep the sequences `indices`, in that order; repeated ones fork."""
+        if not self.is_initialized:
+            return
+        chosen = torch.as_tensor(indices).cpu().tolist()
+        self.rows = [self.rows[i].fork() for i in chosen] if self.rows else []
+        if self.valid is not None:
+            self.valid = self.valid[chosen]
+        self.batch = len(chosen)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Fork every sequence into `repeats` neighbours."""
+        if self.is_initialized:
+            self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SwarmLayer:
+        """Fork: the copy shares what is stored and grows on its own."""
+        other = SwarmLayer(
+            self.store, self.layer_idx, self.selector, copy.deepcopy(self.state, memo)
+        )
+        if self.is_initialized:
+            other.dtype, other.device, other.batch = self.dtype, self.device, self.batch
+            other.is_initialized = True
+            other.rows = [row.fork() for row in self.rows]
+            other.length, other.valid = self.length, self.valid
+            other._after_long_chunk = self._after_long_chunk
+        return other
+
+    def offload(self) -> None:
+        """Nothing to do: entries are on the drives already."""
+
+    def prefetch(self) -> None:
+        """Nothing to do: reads start when the query is known."""
+
+    # ---- attention
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attend with the staged keys and values in place, and store them.
+
+        Args:
+            query: [batch, heads, n, head_dim], rotated.
+            mask: bool [batch, length], False for padding; None without padding.
+            scale: factor of the scores.
+            softcap: see `ops.sparse_attention`.
+            sinks: [heads], gpt-oss's logits without a value.
+
+        Returns:
+            [batch, n, heads, head_dim] in the query's dtype; zeros for padding queries.
+        """
+        staged, self._staged = self._staged, None
+        assert staged is not None
+        key, value = (tensor.detach().cpu() for tensor in staged)
+        q = query.detach().cpu()
+        count = q.shape[2]
+        try:
+            self._open_rows(q, key, scale)
+            visible = self._record_mask(mask, count)
+        except BaseException:
+            self.length -= count
+            raise
+        try:
+            out = self._attend(q, key, value, visible, softcap, sinks)
+        except BaseException as error:
+            self.state.failure = f"layer {self.layer_idx}, token {self.length}: {error}"
+            raise
+        return out.to(device=query.device, dtype=query.dtype)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        visible: list[torch.Tensor | None],
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        count = q.shape[2]
+        past = self.length - count
+        decoding = past > 0 and self._is_decoding(count)
+        out = torch.zeros(
+            q.shape[0], count, q.shape[1], value.shape[-1], dtype=accumulation_dtype(q.dtype)
+        )
+        for number, row in enumerate(self.rows):
+            if past == 0 and number > 0 and self._repeats(number, q, key, value):
+                # Beams and num_return_sequences begin as copies of one prompt: store it once.
+                self.rows[number] = self.rows[number - 1].fork()
+                out[number] = out[number - 1]
+                continue
+            chosen = slice(None) if self.valid is None else self.valid[number, past:]
+            part = q[number][:, chosen], key[number][:, chosen], value[number][:, chosen]
+            if part[0].shape[1] == 0:
+                continue
+            step = self._decode if decoding else self._prefill
+            attended = step(row, *part, visible[number], softcap, sinks)
+            out[number, chosen] = attended.transpose(0, 1)
+        return out
+
+    def _is_decoding(self, count: int) -> bool:
+        """Whether a call of `count` tokens after others may read sparsely.
+
+        A short call right after a long one is the rest of a prefill in chunks, which is exact.
+        """
+        rest_of_prefill = count > 1 and self._after_long_chunk
+        self._after_long_chunk = count > DECODE_QUERIES
+        return count <= DECODE_QUERIES and not rest_of_prefill
+
+    def _open_rows(self, q: torch.Tensor, key: torch.Tensor, scale: float) -> None:
+        geometry = Geometry(q.shape[1], key.shape[1], key.shape[3], key.dtype, scale)
+        if self.rows:
+            if self.rows[0].geometry != geometry:
+                raise ArgumentError(
+                    f"this cache holds {self.rows[0].geometry}, the model gives {geometry}: a "
+                    "cache serves one model in one dtype; start a new cache"
+                )
+            return
+        parts = self.store.config.code_bytes
+        if parts is not None and geometry.head_dim % parts:
+            raise ArgumentError(
+                f"`code_bytes` ({parts}) must divide the head size ({geometry.head_dim})"
+            )
+        self.store.set_entry_bytes(geometry.entry_bytes)
+        self.rows = [
+            Sequence(
+                self.store,
+                geometry,
+                f"layer {self.layer_idx} of sequence {number}",
+                medoids=self.selector is medoid,
+            )
+            for number in range(self.batch)
+        ]
+
+    def _record_mask(self, mask: torch.Tensor | None, count: int) -> list[torch.Tensor | None]:
+        """Record which of the new tokens are padding, which is not stored.
+
+        Returns:
+            Per sequence, which of its entries the mask shows: None for all. A second turn may hide
+            tokens of the first, such as those generated after an end of sequence.
+        """
+        batch, past = len(self.rows), self.length - count
+        if mask is None and self.valid is None:
+            return [None] * batch
+        if mask is None or mask.shape[1] != self.length:
+            given = "no padding" if mask is None else f"an attention_mask {list(mask.shape)}"
+            raise ArgumentError(
+                f"this cache holds {past} tokens with padding among them but the call of {count} "
+                f"tokens came with {given}: pass the mask of all {self.length} tokens"
+            )
+        mask = mask.cpu()
+        stored = self.valid
+        if stored is None:
+            stored = torch.ones(batch, past, dtype=torch.bool)
+        if bool((mask[:, :past] & ~stored).any()):
+            raise ArgumentError(
+                "attention_mask shows tokens that were padding when they were cached: padding is "
+                "not stored; start a new cache"
+            )
+        valid = torch.cat([stored, mask[:, past:]], dim=1)
+        self.valid = None if bool(valid.all()) else valid
+        if torch.equal(mask, valid):
+            return [None] * batch
+        shown = [row_mask[row_valid] for row_mask, row_valid in zip(mask, valid, strict=True)]
+        return [None if bool(entries.all()) else entries for entries in shown]
+
+    def _repeats(
+        self, number: int, q: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> bool:
+        valid = self.valid
+        return (
+            (valid is None or torch.equal(valid[number], valid[number - 1]))
+            and torch.equal(key[number], key[number - 1])
+            and torch.equal(value[number], value[number - 1])
+            and torch.equal(q[number], q[number - 1])
+        )
+
+    def _prefill(
+        self,
+        row: Sequence,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        visible: torch.Tensor | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Exact attention of a chunk [heads, n, dim] to itself and everything before it."""
+        how: dict[str, Any] = {"scale": row.geometry.scale, "softcap": softcap}
+        part = dense_attention(q, k, v, causal=True, **how)
+        if len(row):
+            past = None if visible is None else visible[: len(row)]
+            resident = row.gather(row.resident(past))
+            part = ops.merge_attention(*part, *dense_attention(q, *resident, causal=False, **how))
+            for _, keys, values in row.stream(past):
+                further = dense_attention(q, keys, values, causal=False, **how)
+                part = ops.merge_attention(*part, *further)
+        if sinks is not None:
+            part = add_sink_logits(*part, sinks.detach().cpu())
+        row.ingest(k, v, q)
+        return part[0]
+
+    def _decode(
+        self,
+        row: Sequence,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        visible: torch.Tensor | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attend to sinks, window and what the selector chooses: select, fetch, attend, merge."""
+        row.prepare()
+        row.append(k, v)
+        shape, count = row.geometry, q.shape[1]
+        queries = q.transpose(0, 1).contiguous()
+        pool = self.store.pool(shape.dtype)
+        logits = None if sinks is None else sinks.detach().cpu().to(queries.dtype)
+
+        def attend(lists: list[torch.Tensor], with_sinks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+            sizes = torch.tensor([0] + [len(slots) for slots in lists])
+            return ops.sparse_attention(
+                queries,
+                pool,
+                torch.cat(lists) // shape.dtype.itemsize,
+                sizes.cumsum(0),
+                shape.kv_heads,
+                shape.scale,
+                logits if with_sinks else None,
+                softcap,
+            )
+
+        def resident(further: torch.Tensor) -> list[torch.Tensor]:
+            """Per query: everything in memory up to its own token."""
+            slots = row.resident(visible)
+            return [
+                torch.cat([further, slots[: slots.numel() - (count - 1 - i)]])
+                for i in range(count)
+            ]
+
+        index = row.index()
+        if index is None:
+            part = attend(resident(NOTHING), True)
+        else:
+            assert row.stored is not None
+            scaled = q * shape.scale
+            budget = max(1, round(self.store.config.sparsity * len(row)))
+            if self.store.config.sparsity == 1.0:
+                clusters, entries = NOTHING, torch.arange(row.limit, dtype=torch.int64)
+            else:
+                clusters, entries = self.selector(scaled, index, budget, self.store.config)
+            fetched = []
+            with self.store.fetch(row.stored.segments, clusters, entries, row.limit) as fetch:
+                # What is in memory is attended while the reads are under way.
+                ids, slots = row.shown(*fetch.resident, visible)
+                part = attend(resident(slots), True)
+                fetched.append(ids)
+                for read in fetch.rounds():
+                    ids, slots = row.shown(*read, visible)
+                    part = ops.merge_attention(*part, *attend([slots] * count, False))
+                    fetched.append(ids)
+            if self.state.sampling and visible is None:
+                masses = recall.fetched_and_best_mass(row, scaled, torch.cat(fetched), budget)
+                self.store.meter.add_recall(*masses)
+        row.settle()
+        return part[0].transpose(0, 1)

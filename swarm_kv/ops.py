@@ -1,0 +1,409 @@
+"""The operators `torch.ops.swarm_kv.*` that compute, with typed errors, and their fake kernels.
+
+Every function here calls the operator of the same name, whose schema stands in
+csrc/ops/library.cpp, and raises the classes of `swarm_kv.errors`; calling `torch.ops.swarm_kv`
+directly gives RuntimeError with the class name as a prefix. Each has a reference implementation of
+the same name in `swarm_kv.reference`.
+
+Shapes: `Hq` query heads, `Hkv` KV heads (query head h uses KV head h // (Hq // Hkv)), `D` features
+of a head, `N` entries of the context, `C` clusters. Floating arguments may be float16, bfloat16,
+float32 or float64 and of any strides unless said otherwise. None of the operators has a backward:
+arguments that require grad raise NotImplementedError while grad mode is on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _library  # noqa: F401  (loads the operators)
+from .errors import typed_errors
+
+__all__ = [
+    "activation_signatures",
+    "cluster",
+    "merge_attention",
+    "score_clusters",
+    "score_codes",
+    "select_clusters",
+    "select_two_level",
+    "sparse_attention",
+]
+
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _refuse_gradients(op: str, *tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise NotImplementedError(
+            f"swarm_kv.ops.{op} has no backward and an argument requires grad; "
+            "run it under torch.no_grad() or pass detached tensors"
+        )
+
+
+@typed_errors
+def activation_signatures(
+    q: Tensor,
+    k: Tensor,
+    q_positions: Tensor,
+    sparsity: float = 0.10,
+    window: int = 256,
+    sinks: int = 0,
+    scale: float = 1.0,
+) -> Tensor:
+    """Profiles one layer: which entries does each query activate (arXiv 2603.17803, section 5.1).
+
+    The score of entry j for query t is `mean_h softmax_j(scale * q[h, t] . k[h, j])` over the keys
+    `j <= q_positions[t]`. The query activates the `max(1, round(sparsity * N))` entries of highest
+    positive score, outside the first `sinks` tokens and its own last `window` ones (itself
+    included), which are always in memory; equal scores go to the lower index. Computed in float32.
+
+    Args:
+        q: [Hq, Q, D] floating, rotated as attention sees them.
+        k: [Hkv, N, D] floating.
+        q_positions: [Q] int64, index of each query's own token in the numbering of keys, >= 0.
+        sparsity: share of the N entries that one query activates, in (0, 1].
+        window: tokens, >= 0.
+        sinks: tokens, >= 0.
+        scale: multiplies q . k.
+
+    Returns:
+        bits [N, ceil(Q / 64)] int64: bit t % 64 of word t // 64 of row j is set when query t
+        activates entry j. The co-activation f(i, j) is the number of bits that rows i and j have in
+        common.
+
+    Raises:
+        ArgumentError: a shape, dtype or value outside its limits, or NaN or infinity in q or k.
+    """
+    _refuse_gradients("activation_signatures", q, k)
+    return torch.ops.swarm_kv.activation_signatures(
+        q, k, q_positions, sparsity, window, sinks, scale
+    )
+
+
+@typed_errors
+def cluster(
+    bits: Tensor,
+    tau: float = 0.6,
+    max_size: int = 64,
+    max_replicas: int = 3,
+    min_activation: int = 8,
+) -> tuple[Tensor, Tensor]:
+    """Groups entries by co-activation: Algorithm 1 of arXiv 2603.17803, with Jaccard distance.
+
+    The distance of two entries is `1 - f_ij / (f_i + f_j - f_ij)` with f the counts of set bits.
+    Entries in descending density (others within tau) that no cluster covers yet become medoids;
+    candidates within tau join in ascending distance while their mean distance to the members is
+    within tau (Eq. 5).
+
+    Args:
+        bits: [N, words] int64, from `activation_signatures`.
+        tau: cluster radius, in [0, 1).
+        max_size: members of one cluster, >= 1.
+        max_replicas: clusters that one entry may belong to, >= 1.
+        min_activation: entries activated by fewer queries become clusters of their own, >= 1.
+
+    Returns:
+        offsets [C + 1] int64 and members [M] int64: cluster c is
+        `members[offsets[c]:offsets[c + 1]]`, its medoid first. Every entry is in at least one.
+
+    Raises:
+        ArgumentError: a shape, dtype or value outside its limits.
+    """
+    return torch.ops.swarm_kv.cluster(bits, tau, max_size, max_replicas, min_activation)
+
+
+@typed_errors
+def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Tensor:
+    """Scores every entry by its product-quantised key.
+
+    `score[n] = mean_{h, s} softmax_n(scale * q[h, s] . key[n])`, where key[n] is put together from
+    the codewords `codebooks[kv, m, codes[kv, m, n]]` of its M parts. One table of q . codeword per
+    part turns the product into M additions. Computed in float32.
+
+    Args:
+        q: [Hq, S, D] floating; the S >= 1 queries are treated alike (a batch that shares the
+            context, or several steps).
+        codebooks: [Hkv, M, K, D / M] float32, K <= 256.
+        codes: [Hkv, M, N] uint8, below K.
+        scale: multiplies q . key.
+
+    Returns:
+        [N] float32, summing to 1.
+
+    Raises:
+        ArgumentError: a shape, dtype or code outside its limits.
+    """
+    _refuse_gradients("score_codes", q, codebooks)
+    return torch.ops.swarm_kv.score_codes(q, codebooks, codes, scale)
+
+
+@typed_errors
+def score_clusters(q: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """Scores clusters by their medoids' keys (arXiv 2603.17803, section 5.2).
+
+    `score[c] = mean_{h, s} softmax_c(scale * q[h, s] . keys[kv(h), c])`, computed in float32.
+
+    Args:
+        q: [Hq, S, D] floating, S >= 1.
+        keys: [Hkv, C, D] floating.
+        scale: multiplies q . key.
+
+    Returns:
+        [C] float32, summing to 1.
+
+    Raises:
+        ArgumentError: a shape or dtype outside its limits.
+    """
+    _refuse_gradients("score_clusters", q, keys)
+    return torch.ops.swarm_kv.score_clusters(q, keys, scale)
+
+
+@typed_errors
+def select_clusters(scores: Tensor, offsets: Tensor, members: Tensor, budget: int) -> Tensor:
+    """Takes clusters by descending score until they hold `budget` distinct entries (section 5.2).
+
+    Args:
+        scores: [C] floating, compared in float32; no NaN.
+        offsets: [C + 1] int64, from `cluster`.
+        members: [M] int64, from `cluster`.
+        budget: entries, >= 0. The last cluster may exceed it; all clusters are taken if they hold
+            fewer.
+
+    Returns:
+        Cluster ids, int64, in the order taken; equal scores in ascending id.
+
+    Raises:
+        ArgumentError: a shape, dtype or value outside its limits.
+    """
+    return torch.ops.swarm_kv.select_clusters(scores, offsets, members, budget)
+
+
+@typed_errors
+def select_two_level(
+    probs: Tensor,
+    offsets: Tensor,
+    members: Tensor,
+    budget: int,
+    request_cost: float = 1.5,
+    single_share: float = 0.1,
+) -> tuple[Tensor, Tensor]:
+    """Takes clusters by gain per I/O cost, then the strongest entries outside them one by one.
+
+    A cluster's gain is `sum(probs of its members) / (request_cost + size)`. Clusters are taken
+    whole in descending gain (equal
+    gains: lower id), those that would bring less than half new entries are skipped, until
+    `budget - floor(single_share * budget)` distinct entries are taken. Entries of highest
+    probability that are not among them (equal ones: lower id) fill up the budget.
+
+    Args:
+        probs: [N] floating, >= 0, such as from `score_codes`; compared in float32; no NaN.
+        offsets: [C + 1] int64, from `cluster`.
+        members: [M] int64, below N, from `cluster`.
+        budget: entries, >= 0. The last cluster may exceed it.
+        request_cost: what one more request costs, in transfer times of one entry, >= 0.
+        single_share: share of the budget that is left for single entries, in [0, 1].
+
+    Returns:
+        clusters: ids, int64, in the order taken.
+        entries: the single entries, int64, ascending; none of them is a member of the clusters.
+        A budget of N or more gives no clusters and all N entries.
+
+    Raises:
+        ArgumentError: a shape, dtype or value outside its limits.
+    """
+    return torch.ops.swarm_kv.select_two_level(
+        probs, offsets, members, budget, request_cost, single_share
+    )
+
+
+@typed_errors
+def sparse_attention(
+    q: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    row_offsets: Tensor,
+    kv_heads: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of a few query rows, each over its own list of entries in a pool.
+
+    With `s_i = scale * q . k_i` (or `softcap * tanh(s_i / softcap)`), `lse = log(sum_i exp(s_i) [+
+    exp(sink)])` and `out = sum_i exp(s_i - lse) v_i`. Accumulated in float32, or in float64 for
+    float64.
+
+    Args:
+        q: [R, Hq, D] floating.
+        pool: [elements] of q's dtype, contiguous. An entry is `[K | V]`, `kv_heads * D` elements
+            each.
+        slots: [total] int64, the element of the pool at which each entry starts.
+        row_offsets: [R + 1] int64: row r attends to `slots[row_offsets[r]:row_offsets[r + 1]]`.
+        kv_heads: Hkv, a divisor of Hq.
+        scale: multiplies q . k.
+        sinks: [Hq] floating, one further logit per head that has no value (gpt-oss), or None.
+        softcap: positive, or None for no cap.
+
+    Returns:
+        out [R, Hq, D] and lse [R, Hq] (natural logarithm), in the dtype of accumulation. A row
+        without entries gives out 0 and lse -inf, or the sink.
+
+    Raises:
+        ArgumentError: a shape, dtype or value outside its limits, such as an entry that reaches
+            outside the pool.
+    """
+    _refuse_gradients("sparse_attention", q, pool, sinks)
+    return torch.ops.swarm_kv.sparse_attention(
+        q, pool, slots, row_offsets, kv_heads, scale, sinks, softcap
+    )
+
+
+@typed_errors
+def merge_attention(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Joins two attentions of the same queries over disjoint entries.
+
+    `lse = log(exp(lse_a) + exp(lse_b))` and `out = exp(lse_a - lse) out_a + exp(lse_b - lse)
+    out_b`. A side with lse -inf counts for nothing; where both have it, out is 0 and lse -inf. Runs
+    on CPU and CUDA.
+
+    Args:
+        out_a: [..., D] float32 or float64.
+        lse_a: [...], of the same dtype and device.
+        out_b: like out_a.
+        lse_b: like lse_a.
+
+    Returns:
+        out like out_a and lse like lse_a.
+
+    Raises:
+        ArgumentError: a shape, dtype or device that does not match.
+    """
+    _refuse_gradients("merge_attention", out_a, lse_a, out_b, lse_b)
+    return torch.ops.swarm_kv.merge_attention(out_a, lse_a, out_b, lse_b)
+
+
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _check_argument(
+    op: str, name: str, tensor: Tensor, dims: int, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    torch._check(
+        tensor.dim() == dims,
+        lambda: f"{op}: {name} must have {dims} dimensions, got {tensor.dim()}",
+    )
+    torch._check(
+        tensor.dtype in dtypes,
+        lambda: f"{op}: {name} must be one of {dtypes}, got {tensor.dtype}",
+    )
+
+
+def _check_equal(op: str, what: str, left: int, right: int) -> None:
+    torch._check(left == right, lambda: f"{op}: {what} must be equal, got {left} and {right}")
+
+
+@torch.library.register_fake("swarm_kv::activation_signatures")
+def _(q, k, q_positions, sparsity, window, sinks, scale):  # type: ignore[no-untyped-def]
+    op = "activation_signatures"
+    _check_argument(op, "q", q, 3, _FLOATING)
+    _check_argument(op, "k", k, 3, _FLOATING)
+    _check_argument(op, "q_positions", q_positions, 1, (torch.int64,))
+    _check_equal(op, "the features of q and k", q.size(2), k.size(2))
+    _check_equal(op, "the queries of q and q_positions", q.size(1), q_positions.size(0))
+    return q_positions.new_empty((k.size(1), (q.size(1) + 63) // 64))
+
+
+@torch.library.register_fake("swarm_kv::cluster")
+def _(bits, tau, max_size, max_replicas, min_activation):  # type: ignore[no-untyped-def]
+    _check_argument("cluster", "bits", bits, 2, (torch.int64,))
+    context = torch.library.get_ctx()
+    return (
+        bits.new_empty((context.new_dynamic_size(min=1),)),  # offsets: clusters + 1
+        bits.new_empty((context.new_dynamic_size(),)),
+    )
+
+
+@torch.library.register_fake("swarm_kv::score_codes")
+def _(q, codebooks, codes, scale):  # type: ignore[no-untyped-def]
+    op = "score_codes"
+    _check_argument(op, "q", q, 3, _FLOATING)
+    _check_argument(op, "codebooks", codebooks, 4, (torch.float32,))
+    _check_argument(op, "codes", codes, 3, (torch.uint8,))
+    _check_equal(op, "the KV heads of codebooks and codes", codebooks.size(0), codes.size(0))
+    _check_equal(op, "the parts of codebooks and codes", codebooks.size(1), codes.size(1))
+    _check_equal(
+        op, "the features of q and codebooks", q.size(2), codebooks.size(1) * codebooks.size(3)
+    )
+    return codebooks.new_empty((codes.size(2),))
+
+
+@torch.library.register_fake("swarm_kv::score_clusters")
+def _(q, keys, scale):  # type: ignore[no-untyped-def]
+    op = "score_clusters"
+    _check_argument(op, "q", q, 3, _FLOATING)
+    _check_argument(op, "keys", keys, 3, _FLOATING)
+    _check_equal(op, "the features of q and keys", q.size(2), keys.size(2))
+    return keys.new_empty((keys.size(1),), dtype=torch.float32)
+
+
+@torch.library.register_fake("swarm_kv::select_clusters")
+def _(scores, offsets, members, budget):  # type: ignore[no-untyped-def]
+    op = "select_clusters"
+    _check_argument(op, "scores", scores, 1, _FLOATING)
+    _check_argument(op, "offsets", offsets, 1, (torch.int64,))
+    _check_argument(op, "members", members, 1, (torch.int64,))
+    _check_equal(op, "offsets' length and scores' + 1", offsets.size(0), scores.size(0) + 1)
+    return offsets.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+
+
+@torch.library.register_fake("swarm_kv::select_two_level")
+def _(probs, offsets, members, budget, request_cost, single_share):  # type: ignore[no-untyped-def]
+    op = "select_two_level"
+    _check_argument(op, "probs", probs, 1, _FLOATING)
+    _check_argument(op, "offsets", offsets, 1, (torch.int64,))
+    _check_argument(op, "members", members, 1, (torch.int64,))
+    context = torch.library.get_ctx()
+    return (
+        offsets.new_empty((context.new_dynamic_size(),)),
+        offsets.new_empty((context.new_dynamic_size(),)),
+    )
+
+
+@torch.library.register_fake("swarm_kv::sparse_attention")
+def _(  # type: ignore[no-untyped-def]
+    q, pool, slots, row_offsets, kv_heads, scale, sinks=None, softcap=None
+):
+    op = "sparse_attention"
+    _check_argument(op, "q", q, 3, _FLOATING)
+    _check_argument(op, "pool", pool, 1, (q.dtype,))
+    _check_argument(op, "slots", slots, 1, (torch.int64,))
+    _check_argument(op, "row_offsets", row_offsets, 1, (torch.int64,))
+    _check_equal(op, "row_offsets' length and q's rows + 1", row_offsets.size(0), q.size(0) + 1)
+    if sinks is not None:
+        _check_argument(op, "sinks", sinks, 1, _FLOATING)
+        _check_equal(op, "the heads of sinks and q", sinks.size(0), q.size(1))
+    dtype = _accumulation_dtype(q.dtype)
+    return q.new_empty(tuple(q.shape), dtype=dtype), q.new_empty(tuple(q.shape[:2]), dtype=dtype)
+
+
+@torch.library.register_fake("swarm_kv::merge_attention")
+def _(out_a, lse_a, out_b, lse_b):  # type: ignore[no-untyped-def]
+    op = "merge_attention"
+    dtypes = (torch.float32, torch.float64)
+    _check_argument(op, "out_a", out_a, out_a.dim(), dtypes)
+    _check_argument(op, "lse_a", lse_a, out_a.dim() - 1, (out_a.dtype,))
+    _check_argument(op, "out_b", out_b, out_a.dim(), (out_a.dtype,))
+    _check_argument(op, "lse_b", lse_b, out_a.dim() - 1, (out_a.dtype,))
+    for axis in range(out_a.dim() - 1):
+        _check_equal(op, f"dimension {axis} of out_a and lse_a", out_a.size(axis), lse_a.size(axis))
+        _check_equal(op, f"dimension {axis} of out_a and lse_b", out_a.size(axis), lse_b.size(axis))
+    for axis in range(out_a.dim()):
+        _check_equal(op, f"dimension {axis} of out_a and out_b", out_a.size(axis), out_b.size(axis))
+    return (
+        out_a.new_empty(tuple(out_a.shape)),
+        lse_a.new_empty(tuple(lse_a.shape)),
+    )

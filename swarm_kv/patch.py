@@ -1,0 +1,173 @@
+"""`patch`: let a model's calls use a `SwarmCache` until `unpatch`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from . import compat, selectors
+from .cache import ATTENTION_NAME, SwarmCache, check_dram, full_attention_layers
+from .config import SwarmConfig
+from .errors import ArgumentError, StateError
+from .meter import Stats
+from .store import Store
+
+logger = logging.getLogger(__name__)
+
+_HANDLE = "_swarm_kv"
+
+
+class Swarm:
+    """A patched model's store; a context manager that unpatches at its end.
+
+    Attributes:
+        model: the patched model.
+        store (`Store`): shared by all caches that its calls make.
+        config (`SwarmConfig`): the settings.
+    """
+
+    def __init__(self, model: Any, config: SwarmConfig) -> None:
+        self.model = model
+        self.config = config
+        self.store = Store(config)
+        self._undo: list[Callable[[], Any]] = []
+
+    def new_cache(self) -> SwarmCache:
+        """An empty cache in this store, to pass to a call and to keep across calls."""
+        return SwarmCache(self.model.config, store=self.store, dtype=self.model.dtype)
+
+    def stats(self) -> Stats:
+        """Bytes, requests, rates and memory; see `Stats`."""
+        return self.store.stats()
+
+    def unpatch(self) -> None:
+        """Undo `patch`; the model is as it was. The store closes, its caches end. Idempotent."""
+        if getattr(self.model, _HANDLE, None) is self:
+            delattr(self.model, _HANDLE)
+        while self._undo:
+            self._undo.pop()()
+        self.store.close()
+
+    def __enter__(self) -> Swarm:
+        """The handle itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Unpatch."""
+        self.unpatch()
+
+
+def refusal(model: Any) -> str | None:
+    """Why `model` cannot be patched, or None when it can."""
+    config = model.config
+    text = config.get_text_config(decoder=True)
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder model, whose two caches swarm_kv does not handle"
+    if getattr(text, "kv_lora_rank", None):
+        return "it uses multi-head latent attention (`kv_lora_rank`), which stores no keys per head"
+    if getattr(text, "num_kv_shared_layers", 0):
+        return "its layers share keys and values (`num_kv_shared_layers`)"
+    if not hasattr(model, "_prepare_cache_for_generation"):
+        return "it has no `generate`: swarm_kv needs a transformers model with a causal head"
+    if not full_attention_layers(config):
+        return "it has no full-attention layer, so its cache does not grow with the context"
+    return None
+
+
+def patch(model: Any, config: SwarmConfig) -> Swarm:
+    """Make `model` keep its KV cache on drives.
+
+    After this `generate`, `pipeline` and plain calls of the model make a `SwarmCache` unless given
+    a cache of their own. The model's code, weights and config stay untouched.
+
+    Args:
+        model (`PreTrainedModel`): a decoder-only model with full-attention layers.
+        config (`SwarmConfig`): settings.
+
+    Returns:
+        `Swarm`: use it in a `with` statement, or call `unpatch(model)` at the end.
+
+    Raises:
+        ArgumentError: the model is not supported, or a setting is wrong; says why.
+        CapacityError: `dram_bytes` is below the minimum, which the message names.
+        StateError: the model is patched already.
+        StorageError: a path does not exist, is not writable or is full.
+
+    Example:
+        ```python
+        config = swarm_kv.SwarmConfig(paths=["/mnt/nvme0", "/mnt/nvme1"])
+        with swarm_kv.patch(model, config) as swarm:
+            output = model.generate(**inputs, max_new_tokens=64)
+            print(swarm.stats())
+        ```
+    """
+    if getattr(model, _HANDLE, None) is not None:
+        raise StateError("this model is patched already: call swarm_kv.unpatch(model) first")
+    reason = refusal(model)
+    if reason is not None:
+        raise ArgumentError(f"`{type(model).__name__}` cannot be patched: {reason}")
+    selectors.resolve(config.selector)
+    check_dram(model.config, config, model.dtype)
+    before = compat.attention_name(model)
+    swarm = Swarm(model, config)
+    try:
+        model.set_attn_implementation(ATTENTION_NAME)
+        swarm._undo.append(lambda: model.set_attn_implementation(before))
+        if compat.attention_name(model) != ATTENTION_NAME:
+            raise ArgumentError(
+                f"`{type(model).__name__}` cannot be patched: its code does not use transformers' "
+                "attention interface"
+            )
+        _use_cache_in_generate(model, swarm)
+        _use_cache_in_forward(model, swarm)
+    except BaseException:
+        swarm.unpatch()
+        raise
+    setattr(model, _HANDLE, swarm)
+    return swarm
+
+
+def unpatch(model: Any) -> Any:
+    """Undo `patch` and return the model.
+
+    Raises:
+        StateError: the model is not patched.
+    """
+    swarm = getattr(model, _HANDLE, None)
+    if swarm is None:
+        raise StateError("this model is not patched")
+    swarm.unpatch()
+    return model
+
+
+def _use_cache_in_generate(model: Any, swarm: Swarm) -> None:
+    name = compat.cache_arg(model)
+    original = model._prepare_cache_for_generation
+
+    def prepare(generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kw: Any) -> Any:
+        if (
+            model_kwargs.get(name) is None
+            and generation_config.use_cache is not False
+            and generation_config.cache_implementation in (None, "dynamic")
+        ):
+            model_kwargs[name] = swarm.new_cache()
+            generation_config.cache_implementation = None
+        return original(generation_config, model_kwargs, *args, **kw)
+
+    model._prepare_cache_for_generation = prepare
+    swarm._undo.append(lambda: model.__dict__.pop("_prepare_cache_for_generation", None))
+
+
+def _use_cache_in_forward(model: Any, swarm: Swarm) -> None:
+    name = compat.cache_arg(model)
+    default = model.config.get_text_config(decoder=True).use_cache
+
+    def inject(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        wanted = kwargs.get("use_cache")
+        if kwargs.get(name) is None and (default if wanted is None else wanted):
+            kwargs[name] = swarm.new_cache()
+        return args, kwargs
+
+    hook = model.register_forward_pre_hook(inject, with_kwargs=True)
+    swarm._undo.append(hook.remove)

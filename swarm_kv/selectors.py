@@ -1,0 +1,90 @@
+"""Which stored entries a decoding step reads, by name.
+
+A selector is a function `(query, index, budget, config) -> (clusters, entries)`: clusters that are
+read whole and entries that are read one by one, both int64 numbers through the layer. A new one is
+a function with `@selector("name")`; a `SwarmConfig` may also be given the function itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import ops
+from .config import SwarmConfig
+from .errors import ArgumentError
+from .index import Index
+
+Selection = tuple[torch.Tensor, torch.Tensor]
+Selector = Callable[[torch.Tensor, Index, int, SwarmConfig], Selection]
+
+_NONE = torch.empty(0, dtype=torch.int64)
+_SELECTORS: dict[str, Selector] = {}
+
+
+def selector(name: str) -> Callable[[Selector], Selector]:
+    """Register a selector under `name`."""
+
+    def register(function: Selector) -> Selector:
+        _SELECTORS[name] = function
+        return function
+
+    return register
+
+
+def names() -> list[str]:
+    """Names that `SwarmConfig.selector` may be."""
+    return sorted(_SELECTORS)
+
+
+def resolve(choice: Any) -> Selector:
+    """The selector that `choice` names or is.
+
+    Raises:
+        ArgumentError: neither a known name nor callable.
+    """
+    if callable(choice):
+        function: Selector = choice
+        return function
+    if choice not in _SELECTORS:
+        raise ArgumentError(f"unknown `selector` ({choice!r}); choose one of {names()}")
+    return _SELECTORS[choice]
+
+
+@selector("two_level")
+def two_level(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
+    """Codes score every entry; clusters are taken by the attention they bring per read cost.
+
+    A share of the budget (`single_share`) then goes to the strongest entries outside them.
+
+    Args:
+        query: [heads, queries, head_dim], already scaled.
+        index: of the layer's stored entries.
+        budget: entries to read.
+        config: `request_cost`, `single_share`.
+    """
+    return ops.select_two_level(
+        index.probabilities(query),
+        index.offsets,
+        index.members,
+        budget,
+        config.request_cost,
+        config.single_share,
+    )
+
+
+@selector("codes")
+def codes(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
+    """The strongest entries by their codes, one by one; clusters only decide where they lie."""
+    probabilities = index.probabilities(query)
+    best = torch.topk(probabilities, min(budget, probabilities.numel()), sorted=False).indices
+    return _NONE, best
+
+
+@selector("medoid")
+def medoid(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
+    """The paper's: clusters by the softmax of query times medoid key, until the budget is met."""
+    scores = ops.score_clusters(query, index.medoid_keys, 1.0)
+    return ops.select_clusters(scores, index.offsets, index.members, budget), _NONE

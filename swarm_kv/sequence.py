@@ -1,0 +1,385 @@
+"""One sequence in one layer: what lies on the drives, what stays in memory, how it grows.
+
+Entries are numbered without padding, oldest first:
+
+    sinks | stored on the drives | window
+
+Sinks and window are slots in fast memory; stored entries are written once and shared by forks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+
+import torch
+
+from . import ops
+from .codes import train
+from .config import SwarmConfig
+from .errors import CapacityError
+from .index import Index, build, sequence_blocks
+from .store import NOTHING, IndexCharge, Segment, Store, Window
+from .store_ops import gather_entries
+
+logger = logging.getLogger(__name__)
+
+MIN_TRAINING = 128
+"""Keys below which codes are not worth training anew."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Shape of an entry and of what asks for it: fixed for a layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    scale: float
+
+    @property
+    def entry_elements(self) -> int:
+        """Numbers per entry: K and V of all KV heads."""
+        return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes per entry."""
+        return self.entry_elements * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Last queries of a chunk, kept on the drives until the whole context is clustered.
+
+    They ride as entries: `segment` holds them, half as keys and half as values.
+    """
+
+    segment: Segment
+    positions: torch.Tensor
+    """int64 [queries]: each query's own token, in the sequence's numbering."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What a sequence has on the drives. Immutable and shared by forks."""
+
+    segments: tuple[Segment, ...]
+    index: Index
+    charges: tuple[IndexCharge, ...]
+    profile: Profile | None = None
+
+    @property
+    def entries(self) -> int:
+        """Number of stored entries, cropped ones included."""
+        return self.index.entries
+
+
+class Sequence:
+    """The entries of one sequence in one layer.
+
+    Args:
+        store: where they lie.
+        geometry: shape of an entry.
+        label: names the layer and sequence in errors.
+    """
+
+    def __init__(self, store: Store, geometry: Geometry, label: str, *, medoids: bool) -> None:
+        self.store = store
+        self.geometry = geometry
+        self.label = label
+        self.sinks = Window(store)
+        self.stored: Stored | None = None
+        self.limit = 0
+        self.window = Window(store)
+        self._medoids = medoids
+
+    @property
+    def config(self) -> SwarmConfig:
+        """Settings of the store."""
+        return self.store.config
+
+    def __len__(self) -> int:
+        return len(self.sinks) + self.limit + len(self.window)
+
+    def fork(self) -> Sequence:
+        """A sequence with the same entries that grows on its own; nothing is copied."""
+        other = Sequence(self.store, self.geometry, self.label, medoids=self._medoids)
+        other.sinks, other.window = self.sinks.fork(), self.window.fork()
+        other.stored, other.limit = self.stored, self.limit
+        return other
+
+    # ---- reading
+
+    def index(self) -> Index | None:
+        """Index of the stored entries, or None when there are none in reach."""
+        if self.stored is None or self.limit == 0:
+            return None
+        if self.stored.index.limit == self.limit:
+            return self.stored.index
+        return self.stored.index.cropped(self.limit)
+
+    def resident(self, visible: torch.Tensor | None = None) -> torch.Tensor:
+        """Slots of sinks and window, oldest first, in bytes.
+
+        Args:
+            visible: bool [entries]; only these. None for all.
+        """
+        slots = torch.cat([self.sinks.slots, self.window.slots])
+        if visible is None:
+            return slots
+        window = len(self) - len(self.window)
+        return slots[torch.cat([visible[: len(self.sinks)], visible[window:]])]
+
+    def shown(
+        self, ids: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of the stored entries `ids` (and their slots) that are visible."""
+        if visible is None:
+            return ids, slots
+        keep = visible[ids + len(self.sinks)]
+        return ids[keep], slots[keep]
+
+    def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv_heads, n, head_dim] of slots, copied out of the pool."""
+        shape = self.geometry
+        rows = gather_entries(
+            self.store.pool(shape.dtype), slots // shape.dtype.itemsize, shape.entry_elements
+        ).view(-1, 2, shape.kv_heads, shape.head_dim)
+        return rows[:, 0].transpose(0, 1), rows[:, 1].transpose(0, 1)
+
+    def stream(
+        self, visible: torch.Tensor | None = None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """All stored entries, piece by piece: numbers, keys and values. Leaves the cache alone.
+
+        Args:
+            visible: bool [entries of the sequence]; only these. None for all.
+        """
+        if self.stored is None or self.limit == 0:
+            return
+        everything = torch.arange(self.limit, dtype=torch.int64)
+        if visible is not None:
+            stored = visible[len(self.sinks) : len(self.sinks) + self.limit]
+            everything = everything[stored]
+        segments = self.stored.segments
+        with self.store.fetch(
+            segments, NOTHING, everything, self.limit, purpose="stream"
+        ) as fetch:
+            if fetch.resident[0].numel():
+                yield fetch.resident[0], *self.gather(fetch.resident[1])
+            for ids, slots in fetch.rounds():
+                yield ids, *self.gather(slots)
+
+    def read_all(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv_heads, limit, head_dim] of all stored entries."""
+        shape = self.geometry
+        keys = torch.empty(shape.kv_heads, self.limit, shape.head_dim, dtype=shape.dtype)
+        values = torch.empty_like(keys)
+        for ids, k, v in self.stream():
+            keys[:, ids], values[:, ids] = k, v
+        return keys, values
+
+    # ---- growing
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Add the newest entries [kv_heads, n, head_dim] to fast memory."""
+        first = min(k.shape[1], self.config.sinks - len(self.sinks))
+        self.sinks.append(k[:, :first], v[:, :first])
+        self.window.append(k[:, first:], v[:, first:])
+
+    def ingest(self, k: torch.Tensor, v: torch.Tensor, q: torch.Tensor) -> None:
+        """Add a prefill chunk: the newest entries stay in the window, the others go to the drives.
+
+        Args:
+            k, v: [kv_heads, n, head_dim].
+            q: [heads, n, head_dim], not scaled: the chunk's queries, whose last ones are the
+                profile (DESIGN D2: a context is profiled by its own queries).
+        """
+        before = len(self)
+        first = min(k.shape[1], self.config.sinks - len(self.sinks))
+        self.sinks.append(k[:, :first], v[:, :first])
+        fresh_k, fresh_v = k[:, first:], v[:, first:]
+        leaving = len(self.window) + fresh_k.shape[1] - self.config.window
+        if leaving < self.config.flush:
+            self.window.append(fresh_k, fresh_v)
+            return
+        old_k, old_v = self.gather(self.window.slots)
+        fresh_k, fresh_v = torch.cat([old_k, fresh_k], 1), torch.cat([old_v, fresh_v], 1)
+        queries = q[:, -self.config.profile_queries :]
+        positions = torch.arange(before + q.shape[1] - queries.shape[1], before + q.shape[1])
+        leave_k, leave_v = fresh_k[:, :leaving], fresh_v[:, :leaving]
+        if self.stored is None:
+            # The chunk is the whole context so far: cluster it by its own queries at once.
+            head = self.gather(self.sinks.slots)[0]
+            all_keys = torch.cat([head, fresh_k], dim=1)
+            clusters = self._cluster(all_keys, queries, positions, leaving)
+            self._write_first(leave_k, leave_v, *clusters)
+        else:
+            self._write(leave_k, leave_v, self._save_profile(queries, positions))
+        self.window.drop_oldest(len(self.window))
+        self.window.append(fresh_k[:, leaving:], fresh_v[:, leaving:])
+
+    def settle(self) -> None:
+        """After a decoding step: move what has left the window to the drives."""
+        leaving = len(self.window) - self.config.window
+        if leaving < self.config.flush:
+            return
+        k, v = self.gather(self.window.slots[:leaving])
+        self._write(k, v, None if self.stored is None else self.stored.profile)
+        self.window.drop_oldest(leaving)
+
+    def prepare(self) -> None:
+        """Before a decoding step: bring the stored entries into their final layout, once.
+
+        That is due after a prefill in chunks, whose parts were written as they came. When the
+        context has doubled since its codes were trained, they are trained anew.
+        """
+        stored = self.stored
+        if stored is None:
+            return
+        if stored.profile is not None:
+            self.relay()
+        elif self.limit >= 2 * max(stored.index.codebook.trained_on, MIN_TRAINING):
+            self.recode()
+
+    def relay(self) -> None:
+        """Read the stored entries back and write them anew: one segment, new codes and clusters.
+
+        Without a profile, or where `dram_bytes` has no room for one layer of the sequence, entries
+        stay in the order they came, which costs reads but nothing else.
+        """
+        stored = self.stored
+        if stored is None:
+            return
+        if self.limit == 0:
+            self.stored = None
+            return
+        try:
+            working = IndexCharge(self.store, self.limit * self.geometry.entry_bytes)
+        except CapacityError:
+            if self.limit < stored.entries:
+                raise
+            logger.warning(
+                "swarm_kv: %s stays unclustered: `dram_bytes` has no room to re-lay it", self.label
+            )
+            self.stored = dataclasses.replace(stored, profile=None)
+            return
+        keys, values = self.read_all()
+        if stored.profile is None:
+            clusters = sequence_blocks(self.limit, self.config.block)
+        else:
+            queries, positions = self._load_profile(stored.profile)
+            head, tail = self.gather(self.sinks.slots)[0], self.gather(self.window.slots)[0]
+            seen = torch.cat([head, keys, tail], dim=1)
+            kept = positions < seen.shape[1]  # cropped tokens took their queries with them
+            clusters = self._cluster(seen, queries[:, kept], positions[kept], self.limit)
+        working.release()
+        self._write_first(keys, values, *clusters)  # the old copy stays until this one is complete
+
+    def recode(self) -> None:
+        """Train the codes on the keys of today; nothing is written."""
+        stored = self.stored
+        if stored is None or self.limit < stored.entries:
+            return
+        try:
+            working = IndexCharge(self.store, self.limit * self.geometry.entry_bytes)
+        except CapacityError:
+            return
+        keys, _ = self.read_all()
+        working.release()
+        codebook = train(keys, self._code_parts)
+        codes = dataclasses.replace(stored.index, codebook=codebook, codes=codebook.encode(keys))
+        self.stored = dataclasses.replace(stored, index=codes)
+
+    def _cluster(
+        self, keys: torch.Tensor, queries: torch.Tensor, positions: torch.Tensor, stored: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clusters of the entries that follow the sinks among `keys` [kv_heads, all, head_dim]."""
+        config = self.config
+        if queries.shape[1] == 0:
+            return sequence_blocks(stored, config.block)
+        sinks = len(self.sinks)
+        bits = ops.activation_signatures(
+            queries,
+            keys,
+            positions,
+            config.sparsity,
+            config.window,
+            sinks,
+            self.geometry.scale,
+        )[sinks : sinks + stored]
+        return ops.cluster(
+            bits, config.tau, config.max_size, config.max_replicas, config.min_activation
+        )
+
+    @property
+    def _code_parts(self) -> int:
+        return self.config.code_bytes or max(1, self.geometry.head_dim // 8)
+
+    def _write(self, k: torch.Tensor, v: torch.Tensor, profile: Profile | None) -> None:
+        if self.stored is not None and self.limit < self.stored.entries:
+            self.relay()  # what a crop left behind must not come back into reach
+        if self.stored is None:
+            self._write_first(k, v, *sequence_blocks(k.shape[1], self.config.block))
+        else:
+            self._write_more(self.stored, k, v, profile)
+
+    def _write_first(
+        self, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, members: torch.Tensor
+    ) -> None:
+        codebook = train(k, self._code_parts)
+        index = build(codebook, k, offsets, members, self._medoids)
+        charge = IndexCharge(self.store, index.nbytes())
+        segment = self.store.write(k, v, offsets, members, self.label)
+        self.stored = Stored((segment,), index, (charge,))
+        self.limit = k.shape[1]
+
+    def _write_more(
+        self, stored: Stored, k: torch.Tensor, v: torch.Tensor, profile: Profile | None
+    ) -> None:
+        offsets, members = sequence_blocks(k.shape[1], self.config.block)
+        index = stored.index.grown(k, offsets, members, self._medoids)
+        charge = IndexCharge(self.store, index.nbytes() - stored.index.nbytes())
+        segment = self.store.write(k, v, offsets, members, self.label)
+        self.stored = Stored(
+            (*stored.segments, segment), index, (*stored.charges, charge), profile
+        )
+        self.limit = self.stored.entries
+
+    def _save_profile(self, queries: torch.Tensor, positions: torch.Tensor) -> Profile:
+        shape = self.geometry
+        if queries.shape[1] % 2:
+            queries, positions = queries[:, 1:], positions[1:]
+        rows = queries.reshape(shape.kv_heads, -1, shape.head_dim).to(shape.dtype)
+        half = rows.shape[1] // 2
+        clusters = sequence_blocks(half, half or 1)
+        segment = self.store.write(rows[:, :half], rows[:, half:], *clusters, f"{self.label} profile")
+        return Profile(segment, positions)
+
+    def _load_profile(self, profile: Profile) -> tuple[torch.Tensor, torch.Tensor]:
+        half = profile.segment.entries
+        shape = self.geometry
+        rows = torch.empty(shape.kv_heads, 2 * half, shape.head_dim, dtype=shape.dtype)
+        numbers = torch.arange(half, dtype=torch.int64)
+        with self.store.fetch(
+            (profile.segment,), NOTHING, numbers, half, purpose="stream"
+        ) as fetch:
+            for ids, slots in fetch.rounds():
+                k, v = self.gather(slots)
+                rows[:, ids], rows[:, ids + half] = k, v
+        return rows.reshape(shape.heads, -1, shape.head_dim), profile.positions
+
+    # ---- shrinking
+
+    def crop(self, count: int) -> None:
+        """Drop the `count` newest entries."""
+        from_window = min(count, len(self.window))
+        self.window.drop_newest(from_window)
+        from_stored = min(count - from_window, self.limit)
+        self.limit -= from_stored
+        self.sinks.drop_newest(count - from_window - from_stored)
+        if self.limit == 0:
+            self.stored = None

@@ -1,0 +1,329 @@
+"""A store as Python holds it: the handle, and what lives in it for as long as it is referenced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import errors
+from . import store_ops as _store_ops  # noqa: F401  (registers the operators)
+from .config import SwarmConfig
+from .meter import Meter, Stats, make_stats
+
+logger = logging.getLogger(__name__)
+
+_ops: Any = torch.ops.swarm_kv
+NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+class Store:
+    """Drives and the fast memory before them (`csrc/core/store.h`).
+
+    One store may hold the caches of many sequences; `dram_bytes` counts them all. All methods may
+    be called from several threads.
+
+    Args:
+        config (`SwarmConfig`): where and how.
+
+    Raises:
+        StorageError: a path does not exist, is not writable, or is full.
+        CapacityError: `dram_bytes` does not hold the staging memory.
+        ArgumentError: an unknown strategy or engine.
+    """
+
+    def __init__(self, config: SwarmConfig) -> None:
+        self.config = config
+        t_base, t_transfer = config.device_model or (0.0, 0.0)
+        with errors.converted():
+            self._handle: int = _ops.store_open(
+                list(config.paths),
+                config.engine,
+                config.direct,
+                config.shared_ring,
+                config.timeout,
+                config.dram_bytes,
+                config.staging_bytes,
+                config.disk_bytes or 0,
+                config.placement,
+                config.router,
+                config.cache_policy,
+                config.verify,
+                t_base,
+                t_transfer,
+            )
+        self._pool: torch.Tensor = _ops.store_pool(self._handle)
+        self._views: dict[torch.dtype, torch.Tensor] = {}
+        self._open = True
+        self.meter = Meter()
+        self._finalizer = _on_collection(self, _close, self._handle)
+        for note in self.notes():
+            logger.warning("swarm_kv: %s", note)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._open
+
+    def close(self) -> None:
+        """Give drives and memory back. Closing twice is allowed.
+
+        Raises:
+            StateError: fetches are outstanding.
+        """
+        if self._open:
+            with errors.converted():
+                _ops.store_close(self._handle)
+            self._open = False
+            self._finalizer.detach()
+            self._views.clear()
+
+    def pool(self, dtype: torch.dtype) -> torch.Tensor:
+        """All entries in fast memory as one flat tensor of `dtype`; slots index it in bytes."""
+        view = self._views.get(dtype)
+        if view is None:
+            usable = self._pool.numel() // dtype.itemsize * dtype.itemsize
+            view = self._views[dtype] = self._pool[:usable].view(dtype)
+        return view
+
+    def set_entry_bytes(self, entry_bytes: int) -> None:
+        """Fix the size of an entry. Another size later is an `ArgumentError`."""
+        with errors.converted():
+            _ops.store_set_entry_bytes(self._handle, entry_bytes)
+
+    def charge(self, entry_bytes: int) -> None:
+        """Count index memory that Python holds against `dram_bytes`; negative gives it back."""
+        with errors.converted():
+            _ops.store_charge(self._handle, entry_bytes)
+
+    def counters(self) -> dict[str, Any]:
+        """The counters of `csrc/core/stats_json.h`."""
+        with errors.converted():
+            counters: dict[str, Any] = json.loads(_ops.store_stats(self._handle))
+        return counters
+
+    def stats(self) -> Stats:
+        """State and totals; see `Stats`."""
+        return make_stats(self.counters(), self.meter)
+
+    def notes(self) -> list[str]:
+        """What could not be had on these drives (O_DIRECT, io_uring, locked memory), and why."""
+        with errors.converted():
+            text: str = _ops.store_notes(self._handle)
+        return text.splitlines()
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Copy keys and values [kv_heads, n, head_dim] into window slots [n]."""
+        with errors.converted():
+            slots: torch.Tensor = _ops.window_append(self._handle, k, v)
+        return slots
+
+    def retain(self, slots: torch.Tensor) -> None:
+        """Add one reference to each window slot."""
+        with errors.converted():
+            _ops.window_retain(self._handle, slots)
+
+    def release(self, slots: torch.Tensor) -> None:
+        """Drop one reference of each window slot; a closed store has none left."""
+        if self._open and slots.numel():
+            with errors.converted():
+                _ops.window_release(self._handle, slots)
+
+    def write(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        offsets: torch.Tensor,
+        members: torch.Tensor,
+        label: str,
+    ) -> Segment:
+        """Write entries [kv_heads, n, head_dim] to the drives, grouped in clusters.
+
+        Args:
+            k, v: keys and values.
+            offsets, members: int64, cluster c holds `members[offsets[c]:offsets[c + 1]]`.
+            label: names the segment in errors.
+
+        Raises:
+            StorageError: a drive failed or is full. CapacityError: `dram_bytes` or `disk_bytes`.
+        """
+        with errors.converted():
+            handle = _ops.segment_write(self._handle, k, v, offsets, members, label)
+        return Segment(self, handle, k.shape[1], offsets.numel() - 1)
+
+    @contextlib.contextmanager
+    def fetch(
+        self,
+        segments: tuple[Segment, ...],
+        clusters: torch.Tensor,
+        entries: torch.Tensor,
+        limit: int,
+        *,
+        purpose: str = "decode",
+    ) -> Iterator[Fetch]:
+        """Start reading clusters and single entries of a layer; see `Fetch`.
+
+        Args:
+            segments: the layer's segments, in order; clusters and entries are numbered through.
+            clusters, entries: int64.
+            limit: entries at or above it are left out.
+            purpose: `decode` feeds the cluster cache, `stream` leaves it as it is.
+        """
+        fetch = Fetch(self, segments, clusters, entries, limit, purpose)
+        try:
+            yield fetch
+        finally:
+            fetch.release()
+
+
+def _on_collection(owner: Any, function: Any, *args: Any) -> weakref.finalize:
+    finalizer = weakref.finalize(owner, function, *args)
+    finalizer.atexit = False  # the process gives everything back by ending, in no order
+    return finalizer
+
+
+def _close(handle: int) -> None:
+    with contextlib.suppress(RuntimeError):
+        _ops.store_close(handle)
+
+
+class Segment:
+    """Entries on the drives, freed when the last reference goes."""
+
+    def __init__(self, store: Store, handle: int, entries: int, clusters: int) -> None:
+        self.handle = handle
+        self.entries = entries
+        self.clusters = clusters
+        _on_collection(self, _free_segment, store, handle)
+
+
+def _free_segment(store: Store, handle: int) -> None:
+    if not store.closed:
+        _ops.segment_free(store._handle, handle)
+
+
+class IndexCharge:
+    """Memory that an index holds in Python, counted until the last reference goes.
+
+    Raises:
+        CapacityError: `dram_bytes` has no room for it.
+    """
+
+    def __init__(self, store: Store, size: int) -> None:
+        store.charge(size)
+        self._finalizer = _on_collection(self, _return_charge, store, size)
+
+    def release(self) -> None:
+        """Give the memory back now."""
+        self._finalizer()
+
+
+def _return_charge(store: Store, size: int) -> None:
+    if not store.closed:
+        store.charge(-size)
+
+
+class Fetch:
+    """Reads under way. `resident` is there at once, `rounds()` yields the rest as it arrives.
+
+    Attributes:
+        resident: `(ids, slots)` of entries that the cluster cache holds: int64, numbers through the
+            layer's segments and byte offsets in the pool; valid until the fetch ends.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        segments: tuple[Segment, ...],
+        clusters: torch.Tensor,
+        entries: torch.Tensor,
+        limit: int,
+        purpose: str,
+    ) -> None:
+        self._store = store
+        self._segments = segments  # not freed while being read
+        with errors.converted():
+            ticket, ids, slots = _ops.fetch_submit(
+                store._handle,
+                [segment.handle for segment in segments],
+                clusters,
+                entries,
+                limit,
+                purpose,
+            )
+        self._ticket: int | None = ticket
+        self.resident: tuple[torch.Tensor, torch.Tensor] = (ids, slots)
+
+    def rounds(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield `(ids, slots)` as reads arrive; the slots of one round end with the next.
+
+        Raises:
+            StorageError: an entry could not be read intact from any drive that holds it.
+        """
+        more = True
+        while more:
+            ticket, self._ticket = self._ticket, None  # a failed wait has released it
+            with errors.converted():
+                ids, slots, more = _ops.fetch_wait(self._store._handle, ticket)
+            self._ticket = ticket
+            if ids.numel():
+                yield ids, slots
+
+    def release(self) -> None:
+        """Give staging memory and cache pins back. Called by `Store.fetch`."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            with errors.converted():
+                _ops.fetch_release(self._store._handle, ticket)
+
+
+class Window:
+    """Entries of one sequence in fast memory, oldest first. Forks share them.
+
+    Attributes:
+        slots: int64 [n], byte offsets in the pool.
+    """
+
+    def __init__(self, store: Store, slots: torch.Tensor = NOTHING) -> None:
+        self._store = store
+        self._held = [slots]  # shared with the finalizer, which must not reference self
+        _on_collection(self, _release_window, store, self._held)
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """The slots of the entries."""
+        return self._held[0]
+
+    def __len__(self) -> int:
+        return self._held[0].numel()
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Add entries [kv_heads, n, head_dim] at the end."""
+        if k.shape[1]:
+            self._held[0] = torch.cat([self._held[0], self._store.append(k, v)])
+
+    def drop_oldest(self, count: int) -> None:
+        """Remove `count` entries from the front."""
+        dropped, self._held[0] = self._held[0][:count], self._held[0][count:].clone()
+        self._store.release(dropped)
+
+    def drop_newest(self, count: int) -> None:
+        """Remove `count` entries from the end."""
+        keep = len(self) - count
+        dropped, self._held[0] = self._held[0][keep:], self._held[0][:keep].clone()
+        self._store.release(dropped)
+
+    def fork(self) -> Window:
+        """Another window with the same entries; nothing is copied."""
+        if len(self):
+            self._store.retain(self.slots)
+        return Window(self._store, self.slots)
+
+
+def _release_window(store: Store, held: list[torch.Tensor]) -> None:
+    store.release(held[0])

@@ -1,0 +1,92 @@
+"""The operators that reach the drives: their fake kernels, and the gather from the entry pool.
+
+Schemas stand in csrc/ops/store_ops.cpp. `swarm_kv.store` wraps them in objects that give back what
+they hold; a loop of your own may call them directly:
+
+| operator | in -> out |
+|---|---|
+| `store_open` | paths and settings -> handle |
+| `store_pool` | handle -> uint8 view of all entries in fast memory |
+| `window_append`, `window_retain`, `window_release` | k, v [kv_heads, n, dim] -> slots int64 [n] |
+| `segment_write`, `segment_free` | k, v, clusters -> handle of what lies on the drives |
+| `fetch_submit` | segments, clusters, entries -> ticket, and what the cluster cache holds |
+| `fetch_wait`, `fetch_release` | ticket -> entry numbers, slots, whether more follows |
+| `store_charge`, `store_stats`, `store_notes`, `store_close` | accounting and the end |
+
+A slot is a byte offset in the pool; `sparse_attention` and `gather_entries` take element offsets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _library  # noqa: F401  (loads the operators)
+from .errors import typed_errors
+
+__all__ = ["gather_entries"]
+
+
+@typed_errors
+def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
+    """Copies entries out of the pool.
+
+    Args:
+        pool: [P] floating, contiguous.
+        slots: [n] int64, element offset of each entry.
+        entry_elements: numbers per entry, > 0.
+
+    Returns:
+        [n, entry_elements], row i being `pool[slots[i] : slots[i] + entry_elements]`.
+
+    Raises:
+        ArgumentError: a shape or dtype is wrong, or a slot reaches past the pool.
+    """
+    return torch.ops.swarm_kv.gather_entries(pool, slots, entry_elements)
+
+
+def _list_of_unknown_length() -> Tensor:
+    size = torch.library.get_ctx().new_dynamic_size()
+    return torch.empty(size, dtype=torch.int64)
+
+
+@torch.library.register_fake("swarm_kv::gather_entries")
+def _(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
+    return pool.new_empty(slots.shape[0], entry_elements)
+
+
+@torch.library.register_fake("swarm_kv::window_append")
+def _(store: int, k: Tensor, v: Tensor) -> Tensor:
+    return torch.empty(k.shape[1], dtype=torch.int64)
+
+
+@torch.library.register_fake("swarm_kv::window_retain")
+def _(store: int, slots: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("swarm_kv::window_release")
+def _(store: int, slots: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("swarm_kv::store_pool")
+def _(store: int) -> Tensor:
+    size = torch.library.get_ctx().new_dynamic_size()
+    return torch.empty(size, dtype=torch.uint8)
+
+
+@torch.library.register_fake("swarm_kv::fetch_submit")
+def _(
+    store: int, segments: list[int], clusters: Tensor, entries: Tensor, limit: int, purpose: str
+) -> Any:
+    ids = _list_of_unknown_length()
+    return torch.library.get_ctx().new_dynamic_size(), ids, torch.empty_like(ids)
+
+
+@torch.library.register_fake("swarm_kv::fetch_wait")
+def _(store: int, ticket: int) -> Any:
+    ids = _list_of_unknown_length()
+    return ids, torch.empty_like(ids), False

@@ -1,0 +1,58 @@
+"""Text for long-context tests and demonstrations that needs no download."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import torch
+
+from .errors import ArgumentError
+
+
+def python_topics() -> str:
+    """The help topics of the Python language reference: about 465 KB of prose in every CPython.
+
+    The text differs a little between Python versions, so figures that rest on it do too.
+    """
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics.values())
+
+
+def read_text(source: str | pathlib.Path | None = None) -> str:
+    """Contents of the file `source`, or `python_topics()` for None."""
+    if source is None:
+        return python_topics()
+    return pathlib.Path(source).expanduser().read_text(encoding="utf-8", errors="replace")
+
+
+def token_ids(
+    tokenizer: Any, length: int, source: str | pathlib.Path | None = None, *, start: int = 0
+) -> torch.Tensor:
+    """Tokens `start` to `start + length` of a text.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        length (`int`): number of tokens wanted.
+        source (`str` or `Path`, *optional*): a text file; the Python topics if not given.
+        start (`int`, *optional*, defaults to 0): first token.
+
+    Returns:
+        int64 tensor `[1, length]`, without the special tokens that a tokenizer may put in front.
+
+    Raises:
+        ArgumentError: the text has fewer than `start + length` tokens.
+    """
+    if length < 1 or start < 0:
+        raise ArgumentError(
+            f"`length` ({length}) must be at least 1 and `start` ({start}) at least 0"
+        )
+    ids = tokenizer(read_text(source), add_special_tokens=False, verbose=False).input_ids
+    if len(ids) < start + length:
+        name = "the Python topics" if source is None else f"`{source}`"
+        raise ArgumentError(
+            f"{name} has {len(ids)} tokens, but tokens {start} to {start + length} are wanted: "
+            "give a longer text file as `source` or a smaller `length`"
+        )
+    return torch.tensor([ids[start : start + length]])
