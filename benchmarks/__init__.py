@@ -1,0 +1,1 @@
+"""Benchmarks of swarm_kv: `python -m benchmarks list`."""

@@ -1,0 +1,122 @@
+"""Accuracy of sparse decoding on a real model and text, against full attention of the same model.
+
+The context is prefilled exactly; every predicted token comes from a decoding step that reads
+`sparsity` of the context from storage. The control row keeps nothing but the sinks and the window:
+it shows that the text needs the context, so that the goals could be missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tqdm import tqdm
+
+import swarm_kv
+from benchmarks.harness import Report
+from swarm_kv import eval as evaluation
+from swarm_kv import models, texts
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    model: str = "smollm2"
+    source: str = ""
+    """Text file; the Python topics if empty."""
+    context: int = 6144
+    steps: int = 1024
+    sparsity: float = 0.10
+    dram_share: float = 0.25
+    """dram_bytes as a share of the context's KV bytes."""
+    paths: tuple[str, ...] = ()
+    """Directories to store in; `drives` temporary ones if empty."""
+    drives: int = 4
+    passkey_context: int = 4096
+    passkey_cases: int = 8
+    seed: int = 0
+
+
+QUICK = {"steps": 128}
+
+
+def kv_bytes(model: Any, tokens: int) -> int:
+    """Bytes of K and V of `tokens` tokens in all full-attention layers."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    entry = 2 * config.num_key_value_heads * head_dim * model.dtype.itemsize
+    return int(kinds.count("full_attention") * entry * tokens)
+
+
+@contextlib.contextmanager
+def storage(parameters: Parameters) -> Iterator[list[str]]:
+    if parameters.paths:
+        yield list(parameters.paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="swarm_kv_bench_") as root:
+        paths = [pathlib.Path(root, f"drive{i}") for i in range(parameters.drives)]
+        for path in paths:
+            path.mkdir()
+        yield [str(path) for path in paths]
+
+
+def run(parameters: Parameters, report: Report) -> None:
+    model, tokenizer = models.load(parameters.model)
+    context, steps = parameters.context, parameters.steps
+    source = parameters.source or None
+    ids = texts.token_ids(tokenizer, context + steps, source)
+    reference = evaluation.full_attention(model, ids, context, steps)
+
+    def config(paths: list[str], tokens: int, sparsity: float) -> Any:
+        dram = math.ceil(kv_bytes(model, tokens) * parameters.dram_share)
+        return swarm_kv.SwarmConfig(paths=paths, sparsity=sparsity, dram_bytes=dram)
+
+    def compare(row: str, paths: list[str], sparsity: float) -> tuple[evaluation.Comparison, Any]:
+        with (
+            swarm_kv.patch(model, config(paths, context, sparsity)) as swarm,
+            tqdm(total=steps, desc=row, unit="tok", disable=None) as bar,
+        ):
+            started = time.perf_counter()
+            result = evaluation.perplexity_kl(
+                model, ids, context, steps, reference=reference, on_step=bar.update
+            )
+            seconds = time.perf_counter() - started
+            stats = swarm.stats()
+        report.measure(f"{row}: perplexity", "perplexity", result.ppl_sparse)
+        report.measure(f"{row}: mean KL(full || sparse)", "nats", result.mean_kl)
+        report.measure(f"{row}: same first token", "share", result.top1_agreement)
+        report.measure(f"{row}: prefill and decode", "s", seconds)
+        return result, stats
+
+    with storage(parameters) as paths:
+        sparse, stats = compare(f"sparsity {parameters.sparsity:g}", paths, parameters.sparsity)
+        control, _ = compare("sinks and window only", paths, 1 / context)
+        with swarm_kv.patch(model, config(paths, parameters.passkey_context, parameters.sparsity)):
+            keys = evaluation.passkey(
+                model,
+                tokenizer,
+                parameters.passkey_context,
+                n=parameters.passkey_cases,
+                source=source,
+                seed=parameters.seed,
+            )
+
+    report.measure("full attention: perplexity", "perplexity", sparse.ppl_full)
+    report.measure("pass keys found", "keys", float(keys.found))
+    report.measure("DRAM held, peak", "bytes", float(stats.dram_peak_bytes))
+    report.at_most("perplexity / full attention", sparse.ratio, 1.02)
+    report.at_most("mean KL(full || sparse)", sparse.mean_kl, 0.02)
+    report.at_least("pass keys found", keys.found, math.ceil(7 / 8 * keys.total))
+    report.at_most("DRAM held / dram_bytes", stats.dram_peak_bytes / stats.dram_bytes, 1.0)
+    report.at_least("control: mean KL without the context", control.mean_kl, 2 * 0.02)
+    text = "the Python topics (they vary with the Python version)" if source is None else source
+    report.note(
+        f"{steps} tokens after {context} of {text}, teacher-forced, one decoding step each; "
+        f"{keys.found} of {keys.total} pass keys at {parameters.passkey_context} tokens"
+    )

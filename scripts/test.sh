@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Every check of this project, from a fresh clone on: scripts/test.sh [pytest options]
+# Stops at the first step that fails; pytest comes last, so its closing line is the last line.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+
+export OMP_NUM_THREADS=1 # spinning threads slow each other down on few cores
+jobs=$(nproc)
+
+step() { # title, command...
+  local title=$1 start=$SECONDS
+  shift
+  printf '\n[test] %s\n' "$title"
+  "$@" || {
+    printf '[test] FAILED: %s\n' "$title" >&2
+    exit 1
+  }
+  printf '[test] %s: %d s\n' "$title" $((SECONDS - start))
+}
+
+cpp_format() {
+  find csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
+    xargs -0 .venv/bin/clang-format --dry-run -Werror
+}
+
+build_cpp() { # sanitizers
+  local folder=build/san-${1//,/-}
+  cmake -S . -B "$folder" -G Ninja -DSWARM_KV_SANITIZE="$1" -DSWARM_KV_BENCH=OFF >"$folder.log" 2>&1 ||
+    { cat "$folder.log" && return 1; }
+  cmake --build "$folder" -j "$jobs" >"$folder.log" 2>&1 || { tail -n 60 "$folder.log" && return 1; }
+}
+
+run_cpp() { # sanitizers, ctest options...
+  local folder=build/san-${1//,/-}
+  shift
+  # gcc's ThreadSanitizer cannot place its memory under the address randomisation of recent kernels.
+  local -a fixed=()
+  if setarch "$(uname -m)" -R true 2>/dev/null; then fixed=(setarch "$(uname -m)" -R); fi
+  ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=second_deadlock_stack=1 \
+    "${fixed[@]}" ctest --test-dir "$folder" -j "$jobs" --timeout 120 --no-tests=error --output-on-failure --quiet \
+    -O "$folder.log" "$@" || { cat "$folder.log" && return 1; }
+  tail -n 4 "$folder.log"
+}
+
+step "set-up" bash scripts/setup.sh test
+mkdir -p build
+step "C++ format" cpp_format
+step "Python lint" .venv/bin/ruff check .
+step "Python format" .venv/bin/ruff format --check .
+step "types" .venv/bin/mypy
+step "C++ build, address and undefined-behaviour sanitizers" build_cpp address,undefined
+step "C++ tests" run_cpp address,undefined
+step "C++ build, thread sanitizer" build_cpp thread
+step "C++ tests of the I/O engines" run_cpp thread -L io
+
+printf '\n[test] Python tests (%d s so far)\n' "$SECONDS"
+exec .venv/bin/python -m pytest "$@"
