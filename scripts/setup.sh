@@ -115,7 +115,7 @@ setup_environment() {
   "${pip[@]}" --upgrade pip setuptools wheel
   read -ra torch <<<"${SWARM_KV_TORCH:-torch>=2.11}"
   setup_say "installing ${torch[*]} (a large download the first time)"
-  "${pip[@]}" "${torch[@]}"
+  "${pip[@]}" "${torch[@]}" numpy # numpy with it, or torch warns while the operators are built
   setup_say "building swarm_kv and installing what [$setup_extras] needs"
   "${pip[@]}" --no-build-isolation --editable ".[$setup_extras]"
   # A small language model. Its package is a plugin of another program, which is not needed.

@@ -1,6 +1,7 @@
 #include "core/segment_writer.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <string>
 
@@ -83,8 +84,10 @@ class DriveWriter {
     try {
       half.batch.wait(drive_.timeout());
     } catch (const Error&) {
-      // A transfer that could not be cancelled may still read this memory: never hand it out again.
-      half.held = false;
+      for (const io::Failure& failure : half.batch.failures()) {
+        // A transfer that could not be cancelled may still read this memory: never hand it out.
+        if (failure.error == ETIMEDOUT) half.held = false;
+      }
       throw;
     }
   }

@@ -10,7 +10,10 @@ namespace {
 // Writes {"key": value, ...}; numbers and nested text only, so no general JSON library is needed.
 class Object {
  public:
-  Object() { out_.precision(17); }
+  Object() {
+    out_.precision(17);
+    out_ << '{';
+  }
 
   template <typename Number>
   Object& number(const char* key, Number value) {
@@ -41,11 +44,14 @@ class Object {
     out_ << '"';
     return *this;
   }
-  std::string done() { return "{" + out_.str() + "}"; }
+  std::string done() {
+    out_ << '}';
+    return out_.str();
+  }
 
  private:
   std::ostream& separate(const char* key) {
-    if (out_.tellp() > 0) out_ << ", ";
+    if (out_.tellp() > 1) out_ << ", ";
     return out_ << '"' << key << "\": ";
   }
   std::ostringstream out_;
@@ -83,7 +89,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
                        int64_t cached_entries,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes) {
-  std::string per_drive;
+  std::string per_drive(1, '[');
   for (size_t i = 0; i < drives.size(); ++i) {
     const io::Counters counters = drives[i]->counters();
     const auto& decode = traffic.by_purpose[static_cast<int>(Purpose::kDecode)];
@@ -108,6 +114,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
                      .seconds("busy_seconds", counters.busy_seconds)
                      .done();
   }
+  per_drive += ']';
   return Object()
       .number("entry_bytes", pool.entry_bytes())
       .number("segments_written", traffic.segments_written)
@@ -117,7 +124,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .raw("dram", dram_json(budget, pool, cached_entries))
       .raw("decode", count_json(traffic.by_purpose[static_cast<int>(Purpose::kDecode)]))
       .raw("stream", count_json(traffic.by_purpose[static_cast<int>(Purpose::kStream)]))
-      .raw("drives", "[" + per_drive + "]")
+      .raw("drives", per_drive)
       .done();
 }
 

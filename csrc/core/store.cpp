@@ -13,17 +13,17 @@ namespace {
 constexpr uint64_t kMaxRead = 1 << 20;
 constexpr uint64_t kProbeBytes = 4 << 20;
 
-void check_options(const StoreOptions& options) {
-  if (options.drives.empty()) {
+void check_options(const StoreOptions& options, size_t drives) {
+  if (drives == 0) {
     throw Error(ErrorKind::kArgument, "a store needs at least one path, got none");
   }
   // Two write buffers per drive, and as much again for reads.
-  const uint64_t least_staging = 4 * options.drives.size() * Arena::kGranule;
+  const uint64_t least_staging = 4 * drives * Arena::kGranule;
   if (options.staging_bytes < least_staging) {
     throw Error(ErrorKind::kArgument, "`staging_bytes` (" + std::to_string(options.staging_bytes) +
                                           ") is below its minimum of " +
                                           std::to_string(least_staging) + " for " +
-                                          std::to_string(options.drives.size()) + " drives");
+                                          std::to_string(drives) + " drives");
   }
   make_router(options.router);
   make_cache_policy(options.cache_policy);
@@ -34,8 +34,8 @@ void check_options(const StoreOptions& options) {
   }
 }
 
-const StoreOptions& checked(const StoreOptions& options) {
-  check_options(options);
+const StoreOptions& checked(const StoreOptions& options, size_t drives) {
+  check_options(options, drives);
   return options;
 }
 
@@ -48,8 +48,12 @@ io::DeviceModel model_of(io::BlockDevice& drive, const io::DeviceModel& given) {
 }  // namespace
 
 Store::Store(const StoreOptions& options)
-    : options_(checked(options)),
-      drives_(io::open_devices(options_.drives, options_.shared_ring)),
+    : Store(checked(options, options.drives.size()),
+            io::open_devices(options.drives, options.shared_ring)) {}
+
+Store::Store(const StoreOptions& options, std::vector<std::shared_ptr<io::BlockDevice>> drives)
+    : options_(checked(options, drives.size())),
+      drives_(std::move(drives)),
       budget_(options_.dram_bytes),
       pool_(options_.staging_bytes, options_.dram_bytes, options_.dram_bytes, budget_),
       arena_(options_.staging_bytes),

@@ -46,6 +46,8 @@ class Store {
   // Opens and measures the drives. Throws Error(kStorage) for a path that cannot be used and
   // Error(kCapacity) when `dram_bytes` does not hold the staging memory; nothing is left behind.
   explicit Store(const StoreOptions& options);
+  // On drives that are open already; `options.drives` is not looked at.
+  Store(const StoreOptions& options, std::vector<std::shared_ptr<io::BlockDevice>> drives);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
