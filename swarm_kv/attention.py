@@ -50,6 +50,11 @@ def swarm_attention(
     layer = compat.take_over(key, kwargs)
     if dropout:
         raise ArgumentError(f"swarm_kv is for inference: dropout is {dropout}, call model.eval()")
+    if module.training and torch.is_grad_enabled() and query.requires_grad:
+        raise ArgumentError(
+            "swarm_kv is for inference and would lose the gradients: call model.eval(), or run "
+            "under torch.no_grad()"
+        )
     if kwargs.get("output_attentions"):
         raise ArgumentError(
             "swarm_kv never builds the attention matrix: `output_attentions` is not supported"

@@ -27,17 +27,31 @@ def full_attention_layers(config: Any) -> list[int]:
     return [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
 
 
-def minimum_dram_bytes(model_config: Any, config: SwarmConfig, dtype: torch.dtype) -> int:
-    """Smallest `dram_bytes` for one sequence: staging, and sinks and window of every layer.
+LEAST_INDEX_BYTES = 58
+"""Index memory of one stored entry, its codes not counted, when it has a single copy."""
 
-    A stored context also needs its index, about a tenth of its keys.
+
+def minimum_dram_bytes(
+    model_config: Any, config: SwarmConfig, dtype: torch.dtype, context: int = 0
+) -> int:
+    """Smallest `dram_bytes` for one sequence: staging, sinks and window, and an index.
+
+    Args:
+        model_config (`PretrainedConfig`): `model.config`.
+        config (`SwarmConfig`): settings.
+        dtype (`torch.dtype`): of keys and values.
+        context (`int`, *optional*, defaults to 0): tokens. Replicas and centroids add to what
+            their index takes at least.
     """
     text = model_config.get_text_config(decoder=True)
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     entry = 2 * text.num_key_value_heads * head_dim * dtype.itemsize
     resident = config.sinks + config.window + config.flush
+    codes = text.num_key_value_heads * (config.code_bytes or max(1, head_dim // 8))
+    index = max(0, context - resident) * (codes + LEAST_INDEX_BYTES)
     assert isinstance(config.staging_bytes, int)
-    return config.staging_bytes + len(full_attention_layers(model_config)) * resident * entry
+    layers = len(full_attention_layers(model_config))
+    return config.staging_bytes + layers * (resident * entry + index)
 
 
 class SwarmCache(Cache):
@@ -110,7 +124,10 @@ class SwarmCache(Cache):
                 f'"{found}": call swarm_kv.patch(model, config), or '
                 f'model.set_attn_implementation("{ATTENTION_NAME}")'
             )
-        self._count(layer_idx, key_states.shape[-2])
+        tokens = key_states.shape[-2]
+        if layer_idx == self._first and tokens > self.store.config.window:
+            check_dram(self.model_config, self.store.config, key_states.dtype, tokens)
+        self._count(layer_idx, tokens)
         result: tuple[torch.Tensor, torch.Tensor] = super().update(
             key_states, value_states, layer_idx, *args, **kwargs
         )
@@ -151,16 +168,19 @@ class SwarmCache(Cache):
         return other
 
 
-def check_dram(model_config: Any, config: SwarmConfig, dtype: torch.dtype) -> None:
-    """Refuse a `dram_bytes` that cannot hold one sequence.
+def check_dram(
+    model_config: Any, config: SwarmConfig, dtype: torch.dtype, context: int = 0
+) -> None:
+    """Refuse a `dram_bytes` that cannot hold one sequence of `context` tokens.
 
     Raises:
         CapacityError: names the value and the minimum.
     """
-    minimum = minimum_dram_bytes(model_config, config, dtype)
+    minimum = minimum_dram_bytes(model_config, config, dtype, context)
     assert isinstance(config.dram_bytes, int)
     if config.dram_bytes < minimum:
+        what = f"a context of {context} tokens of this model" if context else "this model"
         raise CapacityError(
-            f"`dram_bytes` ({config.dram_bytes}) is below the minimum of {minimum} for this model "
+            f"`dram_bytes` ({config.dram_bytes}) is below the minimum of {minimum} for {what} "
             f"with `window={config.window}`: raise it, or lower `window` or `staging_bytes`"
         )

@@ -7,6 +7,9 @@ nearest of 256 centroids (faiss). `swarm_kv.ops.score_codes` scores queries agai
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import faiss
 import numpy as np
@@ -15,8 +18,9 @@ import torch
 CENTROIDS = 256
 ITERATIONS = 4
 TRAINING_KEYS = 8192
-ENCODING_ROWS = 4096
 SEED = 1234
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +38,13 @@ class Codebook:
     def encode(self, keys: torch.Tensor) -> torch.Tensor:
         """Codes uint8 [kv_heads, parts, n] of keys [kv_heads, n, head_dim]."""
         heads, parts, _, size = self.centroids.shape
-        out = torch.empty(heads, parts, keys.shape[1], dtype=torch.uint8)
-        # |x - c|^2 without the constant |x|^2
-        norms = self.centroids.square().sum(-1).unsqueeze(2)
-        for begin in range(0, keys.shape[1], ENCODING_ROWS):
-            rows = keys[:, begin : begin + ENCODING_ROWS].float()
-            rows = rows.reshape(heads, -1, parts, size).transpose(1, 2)
-            distance = norms - 2 * rows @ self.centroids.transpose(-1, -2)
-            out[:, :, begin : begin + ENCODING_ROWS] = distance.argmin(-1).to(torch.uint8)
-        return out
+
+        def encode_head(head: int) -> torch.Tensor:
+            quantizer = faiss.ProductQuantizer(parts * size, parts, 8)
+            faiss.copy_array_to_vector(self.centroids[head].numpy().ravel(), quantizer.centroids)
+            return torch.from_numpy(quantizer.compute_codes(_rows(keys[head])).T.copy())
+
+        return torch.stack(_per_head(encode_head, heads))
 
 
 def train(keys: torch.Tensor, parts: int) -> Codebook:
@@ -53,25 +55,36 @@ def train(keys: torch.Tensor, parts: int) -> Codebook:
         parts: bytes per code and head; divides head_dim.
     """
     heads, count, dim = keys.shape
-    step = -(-count // TRAINING_KEYS)
-    sample = keys[:, ::step].float()
+    sample = keys[:, :: -(-count // TRAINING_KEYS)]
     if sample.shape[1] < CENTROIDS:  # faiss wants a point per centroid; repeated ones do no harm
-        repeats = -(-CENTROIDS // sample.shape[1])
-        sample = sample.repeat(1, repeats, 1)
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)  # these problems are too small to share between threads
-    try:
-        centroids = [_train_head(sample[head].contiguous().numpy(), parts) for head in range(heads)]
-    finally:
-        faiss.omp_set_num_threads(threads)
-    stacked = torch.from_numpy(np.stack(centroids)).view(heads, parts, CENTROIDS, dim // parts)
-    return Codebook(stacked, count)
+        sample = sample.repeat(1, -(-CENTROIDS // sample.shape[1]), 1)
+
+    def train_head(head: int) -> torch.Tensor:
+        quantizer = faiss.ProductQuantizer(dim, parts, 8)
+        quantizer.cp.niter = ITERATIONS
+        quantizer.cp.min_points_per_centroid = 1
+        quantizer.cp.seed = SEED
+        quantizer.train(_rows(sample[head]))
+        return torch.from_numpy(faiss.vector_to_array(quantizer.centroids).copy())
+
+    stacked = torch.stack(_per_head(train_head, heads))
+    return Codebook(stacked.view(heads, parts, CENTROIDS, dim // parts), count)
 
 
-def _train_head(sample: np.ndarray, parts: int) -> np.ndarray:
-    quantizer = faiss.ProductQuantizer(sample.shape[1], parts, 8)
-    quantizer.cp.niter = ITERATIONS
-    quantizer.cp.min_points_per_centroid = 1
-    quantizer.cp.seed = SEED
-    quantizer.train(sample)
-    return faiss.vector_to_array(quantizer.centroids).copy()
+def _rows(keys: torch.Tensor) -> np.ndarray:
+    return keys.float().contiguous().numpy()
+
+
+def _per_head(work: Callable[[int], T], heads: int) -> list[T]:
+    """Results of `work(head)`: heads side by side, each in one thread.
+
+    faiss would share out the work of one head, which is too small for that: its threads wait for
+    each other most of the time.
+    """
+
+    def alone(head: int) -> T:
+        faiss.omp_set_num_threads(1)  # of the calling thread only
+        return work(head)
+
+    with ThreadPoolExecutor(min(heads, torch.get_num_threads())) as pool:
+        return list(pool.map(alone, range(heads)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import os
 import pathlib
 import re
@@ -19,6 +20,8 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
 
 FILE_NAME = "swarm_kv_config.json"
+LONGEST_TIMEOUT = 1e6
+"""Seconds."""
 
 
 def parse_bytes(value: int | str, name: str) -> int:
@@ -38,7 +41,7 @@ def parse_bytes(value: int | str, name: str) -> int:
         size = float(match[1]) * _UNITS[match[2]]
     else:
         size = value
-    if isinstance(value, bool) or not math.isfinite(size) or size < 1:
+    if isinstance(value, bool) or not isinstance(size, (int, float)) or not 1 <= size < math.inf:
         raise ArgumentError(f"`{name}` ({value!r}) must be a positive number of bytes")
     return int(size)
 
@@ -146,8 +149,26 @@ class SwarmConfig:
             raise ArgumentError(f"`tau` ({self.tau}) must be in [0, 1)")
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ArgumentError(f"`{name}` ({value}) must be at least {least}")
+            if value is None and name == "code_bytes":
+                continue
+            if name not in _FRACTIONAL:
+                try:
+                    self._set(name, operator.index(value))
+                except TypeError:
+                    raise ArgumentError(f"`{name}` ({value!r}) must be a whole number") from None
+            if not least <= value < math.inf:
+                raise ArgumentError(f"`{name}` ({value}) must be at least {least}, and finite")
+        if self.timeout > LONGEST_TIMEOUT:
+            raise ArgumentError(
+                f"`timeout` ({self.timeout}) must be at most {LONGEST_TIMEOUT:.0f} seconds"
+            )
+        if self.device_model is not None:
+            self._set("device_model", tuple(self.device_model))
+            if len(self.device_model) != 2 or not all(0 < s < math.inf for s in self.device_model):
+                raise ArgumentError(
+                    f"`device_model` ({self.device_model}) must be two positive numbers: seconds "
+                    "per request and seconds per byte"
+                )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -202,3 +223,4 @@ _LEAST = {
     "recall_every": 0,
     "timeout": 1e-3,
 }
+_FRACTIONAL = {"request_cost", "timeout"}

@@ -16,8 +16,8 @@ from transformers import TextStreamer
 from transformers.cache_utils import DynamicCache
 
 from . import compat, models, texts
-from .cache import full_attention_layers
-from .config import SwarmConfig, parse_bytes
+from .cache import full_attention_layers, minimum_dram_bytes
+from .config import SwarmConfig
 from .errors import ArgumentError
 from .meter import Stats
 from .patch import patch
@@ -101,7 +101,7 @@ def run(options: DemoOptions, say: Callable[[str], Any], stream: Callable[[str],
         stream: takes pieces of the answer as they are generated.
 
     Raises:
-        ArgumentError: fewer than 64 tokens are asked for, or the text is too short.
+        ArgumentError: fewer than two tokens are asked for, or the text is too short.
     """
     if options.tokens < 2:
         raise ArgumentError(f"`tokens` ({options.tokens}) must be at least 2 to measure a rate")
@@ -109,27 +109,32 @@ def run(options: DemoOptions, say: Callable[[str], Any], stream: Callable[[str],
     model, tokenizer = models.load(options.model)
     prompt = _prompt(tokenizer, options)
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
-    settings = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens,
-                "do_sample": False}  # fmt: skip
+    settings: dict[str, Any] = {
+        "max_new_tokens": options.tokens,
+        "min_new_tokens": options.tokens,
+        "do_sample": False,
+    }
     kv_bytes = _kv_bytes(model, prompt.shape[1])
-    dram = kv_bytes // 4
-    if options.dram_bytes is not None:
-        dram = parse_bytes(options.dram_bytes, "dram_bytes")
 
     with _paths(options) as paths:
         config = SwarmConfig(
             paths=paths,
             sparsity=options.sparsity,
-            dram_bytes=dram,
+            dram_bytes=kv_bytes // 4 if options.dram_bytes is None else options.dram_bytes,
             recall_every=options.recall_every,
         )
+        if options.dram_bytes is None:  # a quarter of a short context would not hold its window
+            least = 2 * minimum_dram_bytes(model.config, config, model.dtype)
+            config = dataclasses.replace(config, dram_bytes=max(kv_bytes // 4, least))
         with patch(model, config) as swarm:
             say(f"prefilling {prompt.shape[1]} tokens; their KV goes to {len(paths)} drives")
             streamer = _TimedStreamer(tokenizer, stream)
+            cache = {compat.cache_arg(model): swarm.new_cache()}
             began = time.perf_counter()
-            model.generate(**inputs, **settings, streamer=streamer)
+            model.generate(**inputs, **settings, **cache, streamer=streamer)
             prefill = streamer.times[0] - began
-            stats = swarm.stats()
+            stats = swarm.stats()  # while the cache is alive
+            stream("\n")
 
     say("the same with transformers' DynamicCache in memory, for comparison")
     dense = _TimedStreamer(tokenizer, lambda text: None)

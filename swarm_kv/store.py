@@ -264,12 +264,17 @@ class Fetch:
 
         Raises:
             StorageError: an entry could not be read intact from any drive that holds it.
+            CapacityError: other fetches hold the staging memory; release them and call again.
         """
         more = True
         while more:
             ticket, self._ticket = self._ticket, None  # a failed wait has released it
-            with errors.converted():
-                ids, slots, more = _ops.fetch_wait(self._store._handle, ticket)
+            try:
+                with errors.converted():
+                    ids, slots, more = _ops.fetch_wait(self._store._handle, ticket)
+            except errors.CapacityError:
+                self._ticket = ticket  # but not where it only found no staging memory
+                raise
             self._ticket = ticket
             if ids.numel():
                 yield ids, slots
@@ -314,7 +319,7 @@ class Window:
 
     def drop_newest(self, count: int) -> None:
         """Remove `count` entries from the end."""
-        keep = len(self) - count
+        keep = max(0, len(self) - count)
         dropped, self._held[0] = self._held[0][keep:], self._held[0][:keep].clone()
         self._store.release(dropped)
 

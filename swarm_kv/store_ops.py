@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.node import has_side_effect
 
 from . import _library  # noqa: F401  (loads the operators)
 from .errors import typed_errors
@@ -47,9 +48,40 @@ def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
     return torch.ops.swarm_kv.gather_entries(pool, slots, entry_elements)
 
 
+# The compiler removes calls whose results are not used, unless it is told that they do something.
+for _name in (
+    "store_open",
+    "store_close",
+    "store_set_entry_bytes",
+    "store_charge",
+    "window_append",
+    "window_retain",
+    "window_release",
+    "segment_write",
+    "segment_free",
+    "fetch_submit",
+    "fetch_wait",
+    "fetch_release",
+):
+    has_side_effect(getattr(torch.ops.swarm_kv, _name).default)
+
+
+# ---- Fake kernels: shapes and dtypes while tracing, when no store may be touched.
+
+NO_HANDLE = 0
+"""What a handle is while tracing. No store, segment or ticket has it, so that a graph which kept
+the number fails with a StateError instead of reaching another one."""
+
+
 def _list_of_unknown_length() -> Tensor:
     size = torch.library.get_ctx().new_dynamic_size()
     return torch.empty(size, dtype=torch.int64)
+
+
+def _check_keys_values(op: str, k: Tensor, v: Tensor) -> None:
+    torch._check(k.dim() == 3, lambda: f"{op}: k must have 3 dimensions, got {k.dim()}")
+    torch._check(v.dtype == k.dtype, lambda: f"{op}: v must be {k.dtype}, got {v.dtype}")
+    torch._check(v.shape == k.shape, lambda: f"{op}: k is {k.shape} but v is {v.shape}")
 
 
 @torch.library.register_fake("swarm_kv::gather_entries")
@@ -57,8 +89,45 @@ def _(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
     return pool.new_empty(slots.shape[0], entry_elements)
 
 
+@torch.library.register_fake("swarm_kv::store_open")
+def _(*settings: Any) -> int:
+    return NO_HANDLE
+
+
+@torch.library.register_fake("swarm_kv::store_close")
+def _(store: int) -> None:
+    return None
+
+
+@torch.library.register_fake("swarm_kv::store_set_entry_bytes")
+def _(store: int, entry_bytes: int) -> None:
+    return None
+
+
+@torch.library.register_fake("swarm_kv::store_pool")
+def _(store: int) -> Tensor:
+    size = torch.library.get_ctx().new_dynamic_size()
+    return torch.empty(size, dtype=torch.uint8)
+
+
+@torch.library.register_fake("swarm_kv::store_charge")
+def _(store: int, bytes: int) -> None:
+    return None
+
+
+@torch.library.register_fake("swarm_kv::store_stats")
+def _(store: int) -> str:
+    return "{}"
+
+
+@torch.library.register_fake("swarm_kv::store_notes")
+def _(store: int) -> str:
+    return ""
+
+
 @torch.library.register_fake("swarm_kv::window_append")
 def _(store: int, k: Tensor, v: Tensor) -> Tensor:
+    _check_keys_values("window_append", k, v)
     return torch.empty(k.shape[1], dtype=torch.int64)
 
 
@@ -72,10 +141,15 @@ def _(store: int, slots: Tensor) -> None:
     return None
 
 
-@torch.library.register_fake("swarm_kv::store_pool")
-def _(store: int) -> Tensor:
-    size = torch.library.get_ctx().new_dynamic_size()
-    return torch.empty(size, dtype=torch.uint8)
+@torch.library.register_fake("swarm_kv::segment_write")
+def _(store: int, k: Tensor, v: Tensor, offsets: Tensor, members: Tensor, label: str) -> int:
+    _check_keys_values("segment_write", k, v)
+    return NO_HANDLE
+
+
+@torch.library.register_fake("swarm_kv::segment_free")
+def _(store: int, segment: int) -> None:
+    return None
 
 
 @torch.library.register_fake("swarm_kv::fetch_submit")
@@ -83,10 +157,15 @@ def _(
     store: int, segments: list[int], clusters: Tensor, entries: Tensor, limit: int, purpose: str
 ) -> Any:
     ids = _list_of_unknown_length()
-    return torch.library.get_ctx().new_dynamic_size(), ids, torch.empty_like(ids)
+    return NO_HANDLE, ids, torch.empty_like(ids)
 
 
 @torch.library.register_fake("swarm_kv::fetch_wait")
 def _(store: int, ticket: int) -> Any:
     ids = _list_of_unknown_length()
     return ids, torch.empty_like(ids), False
+
+
+@torch.library.register_fake("swarm_kv::fetch_release")
+def _(store: int, ticket: int) -> None:
+    return None

@@ -21,9 +21,9 @@ void Budget::reserve(Use use, uint64_t bytes) {
                   "`dram_bytes` (" + std::to_string(limit_) +
                       ") is too small: " + std::string(name_of(use)) + " needs " +
                       std::to_string(bytes) + " more bytes and " + std::to_string(without_cache) +
-                      " are held already; the minimum for this context is " +
+                      " are held already, so at least " +
                       std::to_string(without_cache + bytes) +
-                      ". Raise `dram_bytes`, or shorten the context, the batch or `window`.");
+                      " are needed. Raise `dram_bytes`, or shorten the context, the batch or `window`.");
     }
     if (yield_) yield_(bytes - (limit_ - total_));
   }

@@ -121,6 +121,10 @@ Fetch& Store::ticket(int64_t ticket) {
 void Store::set_entry_bytes(int64_t entry_bytes) {
   const std::lock_guard lock(mutex_);
   check_open();
+  fix_entry_bytes(entry_bytes);
+}
+
+void Store::fix_entry_bytes(int64_t entry_bytes) {
   if (entry_bytes > 0 &&
       2 * (static_cast<uint64_t>(entry_bytes) + 2 * Arena::kGranule) > options_.staging_bytes) {
     throw Error(ErrorKind::kArgument, "`staging_bytes` (" + std::to_string(options_.staging_bytes) +
@@ -153,7 +157,7 @@ void Store::charge_index(int64_t bytes) {
 std::vector<int64_t> Store::append(const EntrySource& source, int64_t count) {
   const std::lock_guard lock(mutex_);
   check_open();
-  pool_.set_entry_bytes(source.entry_bytes());
+  fix_entry_bytes(source.entry_bytes());
   std::vector<int64_t> slots = pool_.allocate(count);
   for (int64_t n = 0; n < count; ++n) source.assemble(n, pool_.at(slots[n]));
   return slots;
@@ -179,7 +183,7 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
                      const std::string& label) {
   const std::lock_guard lock(mutex_);
   check_open();
-  pool_.set_entry_bytes(source.entry_bytes());
+  fix_entry_bytes(source.entry_bytes());
   int64_t placed = placed_;
   Placement placement = place(clusters, source.entry_bytes(), static_cast<int64_t>(drives_.size()),
                               options_.placement, placed);
@@ -382,7 +386,14 @@ Store::Round Store::wait(int64_t id) {
     for (const uint64_t offset : fetch.delivered->arena_offset) arena_.release(offset);
     fetch.delivered.reset();
   }
-  if (!fetch.in_flight) start_round(fetch);
+  if (!fetch.in_flight) {
+    try {
+      start_round(fetch);
+    } catch (...) {
+      drop_ticket(id);
+      throw;
+    }
+  }
   if (!fetch.in_flight) {
     if (fetch.next_read == fetch.reads.size()) return {{}, false};
     throw Error(ErrorKind::kCapacity,
@@ -404,23 +415,24 @@ Store::Round Store::wait(int64_t id) {
   fetch.waiting = false;
   traffic_.of(fetch.purpose).wait_seconds += waited.count();
 
+  Round result;
   try {
     finish_round(fetch, failures);
+    for (size_t i = fetch.delivered->first; i < fetch.delivered->last; ++i) {
+      const Read& read = fetch.reads[i];
+      for (int32_t p = read.first; p < read.first + read.count; ++p) {
+        const Piece& piece = fetch.pieces[p];
+        result.fetched.ids.push_back(fetch.wanted.entries[piece.wanted].id);
+        result.fetched.slots.push_back(
+            static_cast<int64_t>(fetch.delivered->arena_offset[i - fetch.delivered->first] +
+                                 piece.offset - read.offset));
+      }
+    }
+    start_round(fetch);
   } catch (...) {
     drop_ticket(id);
     throw;
   }
-  Round result;
-  for (size_t i = fetch.delivered->first; i < fetch.delivered->last; ++i) {
-    const Read& read = fetch.reads[i];
-    for (int32_t p = read.first; p < read.first + read.count; ++p) {
-      const Piece& piece = fetch.pieces[p];
-      result.fetched.ids.push_back(fetch.wanted.entries[piece.wanted].id);
-      result.fetched.slots.push_back(static_cast<int64_t>(
-          fetch.delivered->arena_offset[i - fetch.delivered->first] + piece.offset - read.offset));
-    }
-  }
-  start_round(fetch);
   result.more = fetch.next_read < fetch.reads.size() || fetch.in_flight != nullptr;
   return result;
 }

@@ -92,7 +92,8 @@ class Store {
   };
   // Waits for the next round of a ticket. Entries whose read failed or whose checksum differs are
   // read from another copy; without one the ticket is released and Error(kStorage) names the drive,
-  // the segment and the entry.
+  // the segment and the entry. Error(kCapacity) when other fetches hold the staging memory: the
+  // ticket stays, and another wait() may succeed once they are released.
   Round wait(int64_t ticket);
   void release_ticket(int64_t ticket);
 
@@ -108,6 +109,7 @@ class Store {
   };
 
   void check_open() const;
+  void fix_entry_bytes(int64_t entry_bytes);
   Held& held(int64_t segment);
   Fetch& ticket(int64_t ticket);
   void destroy_segment(int64_t id);

@@ -15,6 +15,8 @@
 namespace swarm_kv::ops {
 namespace {
 
+constexpr double kLongestTimeout = 1e6;  // seconds
+
 std::mutex g_stores_mutex;
 std::map<int64_t, std::shared_ptr<Store>> g_stores;
 int64_t g_next_store = 1;
@@ -50,6 +52,8 @@ struct KeysValues {
       check(k.size(axis) == v.size(axis), op, ": `k` is ", describe(k), " but `v` is ",
             describe(v), "; both hold [kv_heads, entries, head_dim]");
     }
+    check(k.size(0) > 0 && k.size(2) > 0, op, ": `k` is ", describe(k),
+          "; an entry needs at least one head and one feature");
   }
 
   static Tensor rows(const Tensor& tensor) {
@@ -74,7 +78,8 @@ int64_t store_open(std::vector<std::string> paths, std::string engine, bool dire
   check(staging_bytes > 0 && disk_bytes >= 0,
         "`staging_bytes` must be positive and `disk_bytes` at least 0, got ", staging_bytes,
         " and ", disk_bytes);
-  check(timeout > 0, "`timeout` must be positive seconds, got ", timeout);
+  check(timeout > 0 && timeout <= kLongestTimeout, "`timeout` must be in (0, ", kLongestTimeout,
+        "] seconds, got ", timeout);
   StoreOptions options;
   for (const std::string& path : paths) {
     io::DeviceOptions drive;
