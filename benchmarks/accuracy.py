@@ -22,6 +22,7 @@ import swarm_kv
 from benchmarks.harness import Report
 from swarm_kv import eval as evaluation
 from swarm_kv import models, texts
+from swarm_kv.cache import kv_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +46,6 @@ class Parameters:
 QUICK = {"steps": 128}
 
 
-def kv_bytes(model: Any, tokens: int) -> int:
-    """Bytes of K and V of `tokens` tokens in all full-attention layers."""
-    config = model.config.get_text_config(decoder=True)
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    entry = 2 * config.num_key_value_heads * head_dim * model.dtype.itemsize
-    return int(kinds.count("full_attention") * entry * tokens)
-
-
 @contextlib.contextmanager
 def storage(parameters: Parameters) -> Iterator[list[str]]:
     if parameters.paths:
@@ -74,7 +66,7 @@ def run(parameters: Parameters, report: Report) -> None:
     reference = evaluation.full_attention(model, ids, context, steps)
 
     def config(paths: list[str], tokens: int, sparsity: float) -> Any:
-        dram = math.ceil(kv_bytes(model, tokens) * parameters.dram_share)
+        dram = math.ceil(kv_bytes(model.config, model.dtype, tokens) * parameters.dram_share)
         return swarm_kv.SwarmConfig(paths=paths, sparsity=sparsity, dram_bytes=dram)
 
     def compare(row: str, paths: list[str], sparsity: float) -> tuple[evaluation.Comparison, Any]:

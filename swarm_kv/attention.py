@@ -48,21 +48,32 @@ def swarm_attention(
         ArgumentError: dropout, attention weights or a 4D mask were asked for.
     """
     layer = compat.take_over(key, kwargs)
+    reason = None
     if dropout:
-        raise ArgumentError(f"swarm_kv is for inference: dropout is {dropout}, call model.eval()")
-    if module.training and torch.is_grad_enabled() and query.requires_grad:
-        raise ArgumentError(
+        reason = f"swarm_kv is for inference: dropout is {dropout}, call model.eval()"
+    elif module.training and torch.is_grad_enabled() and query.requires_grad:
+        reason = (
             "swarm_kv is for inference and would lose the gradients: call model.eval(), or run "
             "under torch.no_grad()"
         )
-    if kwargs.get("output_attentions"):
-        raise ArgumentError(
-            "swarm_kv never builds the attention matrix: `output_attentions` is not supported"
+    elif kwargs.get("output_attentions"):
+        reason = "swarm_kv never builds the attention matrix: `output_attentions` is not supported"
+    elif attention_mask is not None and attention_mask.ndim != 2:
+        reason = f"swarm_kv takes a padding mask [batch, length], not {list(attention_mask.shape)}"
+    elif layer is not None and sliding_window is not None:
+        reason = (
+            f"layer {layer.layer_idx} attends to a window of {sliding_window} tokens but its cache "
+            "keeps all: make the SwarmCache with this model's own config"
         )
-    if attention_mask is not None and attention_mask.ndim != 2:
-        raise ArgumentError(
-            f"swarm_kv takes a padding mask [batch, length], not {list(attention_mask.shape)}"
+    elif layer is not None and not layer.holds(key, value):
+        reason = (
+            f"the model changes keys or values after layer {layer.layer_idx}'s cache took them, or "
+            "attends to them twice, which swarm_kv does not support: unpatch it"
         )
+    if reason is not None:
+        if layer is not None:
+            layer.unstage()
+        raise ArgumentError(reason)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if layer is not None:
         return layer.attend(query, attention_mask, scale, softcap, s_aux), None

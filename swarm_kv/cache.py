@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from . import selectors
-from .config import SwarmConfig
+from .config import SwarmConfig, default_staging
 from .errors import ArgumentError, CapacityError, StateError
 from .layer import CacheState, SwarmLayer
 from .meter import Stats
@@ -25,6 +25,26 @@ def full_attention_layers(config: Any) -> list[int]:
     """Positions of the layers that a `SwarmCache` takes over."""
     layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
     return [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
+
+
+def entry_bytes(model_config: Any, dtype: torch.dtype) -> int:
+    """Bytes of K and V of one token in one layer, all KV heads."""
+    text = model_config.get_text_config(decoder=True)
+    return 2 * _kv_heads(text) * _head_dim(text) * dtype.itemsize
+
+
+def kv_bytes(model_config: Any, dtype: torch.dtype, tokens: int) -> int:
+    """Bytes of K and V of `tokens` tokens in all full-attention layers."""
+    return len(full_attention_layers(model_config)) * entry_bytes(model_config, dtype) * tokens
+
+
+def _kv_heads(text: Any) -> int:
+    # Configs without grouped queries (GPT-2, OPT) do not have the name.
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+
+
+def _head_dim(text: Any) -> int:
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
 LEAST_INDEX_BYTES = 58
@@ -44,14 +64,18 @@ def minimum_dram_bytes(
             their index takes at least.
     """
     text = model_config.get_text_config(decoder=True)
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    entry = 2 * text.num_key_value_heads * head_dim * dtype.itemsize
     resident = config.sinks + config.window + config.flush
-    codes = text.num_key_value_heads * (config.code_bytes or max(1, head_dim // 8))
+    codes = _kv_heads(text) * (config.code_bytes or max(1, _head_dim(text) // 8))
     index = max(0, context - resident) * (codes + LEAST_INDEX_BYTES)
-    assert isinstance(config.staging_bytes, int)
     layers = len(full_attention_layers(model_config))
-    return config.staging_bytes + layers * (resident * entry + index)
+    window = kv_bytes(model_config, dtype, resident)
+    rest = window + layers * index
+    if config.staging_bytes is not None:
+        return config.staging + rest
+    total = rest
+    while total < rest + default_staging(total):  # which grows with the total, more slowly
+        total = rest + default_staging(total)
+    return total
 
 
 class SwarmCache(Cache):
@@ -124,6 +148,7 @@ class SwarmCache(Cache):
                 f'"{found}": call swarm_kv.patch(model, config), or '
                 f'model.set_attn_implementation("{ATTENTION_NAME}")'
             )
+        self._check_step(layer_idx)
         tokens = key_states.shape[-2]
         if layer_idx == self._first and tokens > self.store.config.window:
             check_dram(self.model_config, self.store.config, key_states.dtype, tokens)
@@ -133,11 +158,32 @@ class SwarmCache(Cache):
         )
         return result
 
+    def _check_step(self, layer_idx: int) -> None:
+        """Refuse to go on from a step that some layers have and others lost (Ctrl-C in between)."""
+        state, length = self.state, self.get_seq_length(layer_idx)
+        if layer_idx <= state.reached or state.reached < 0:
+            state.length = length
+        elif length != state.length and state.failure is None:
+            state.failure = (
+                f"an earlier step was interrupted: layer {layer_idx} has {length} tokens where the "
+                f"layers before it have {state.length}"
+            )
+        state.reached = layer_idx
+        if state.failure is not None:
+            raise StateError(
+                f"this cache cannot go on after an error ({state.failure}): start a new cache"
+            )
+
+    def reset(self) -> None:
+        """Forget everything, also that a step failed."""
+        super().reset()  # type: ignore[no-untyped-call]
+        vars(self.state).update(vars(CacheState()))
+
     def _count(self, layer_idx: int, tokens: int) -> None:
         """Steps, the recall meter's sampling, and the progress bar of a long prefill."""
         if layer_idx == self._first:
-            layer = self.layers[layer_idx]
-            if tokens <= 1 and layer.get_seq_length() > 0:
+            layer: Any = self.layers[layer_idx]
+            if layer.decodes(layer.get_seq_length(), tokens):
                 meter, every = self.store.meter, self.store.config.recall_every
                 self.state.sampling = every > 0 and meter.steps % every == 0
                 meter.steps += 1

@@ -20,6 +20,19 @@ def cache_arg(model: Any) -> str:
     return "cache" if "cache" in names else "past_key_values"
 
 
+def cache_position(model: Any) -> int:
+    """Place of the cache among the positional arguments of `model.forward`."""
+    return list(inspect.signature(model.forward).parameters).index(cache_arg(model))
+
+
+def given_cache(position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The cache among the arguments of a call, by `cache_position` or by either keyword."""
+    for name in ("cache", "past_key_values"):  # the old name still works in 5.24
+        if kwargs.get(name) is not None:
+            return kwargs[name]
+    return args[position] if position < len(args) else None
+
+
 def cache_of(output: Any) -> Any:
     """The cache that a forward pass returned, whatever the field is called."""
     cache = getattr(output, "cache", None)

@@ -46,6 +46,11 @@ def parse_bytes(value: int | str, name: str) -> int:
     return int(size)
 
 
+def default_staging(dram_bytes: int) -> int:
+    """Bytes of `dram_bytes` that reads and writes go through, unless the user says otherwise."""
+    return min(max(dram_bytes // 16, 1 << 20), 64 << 20)
+
+
 @dataclasses.dataclass(frozen=True)
 class SwarmConfig:
     """Settings of a store and of the caches in it.
@@ -133,10 +138,7 @@ class SwarmConfig:
         self._set("dram_bytes", parse_bytes(self.dram_bytes, "dram_bytes"))
         if self.disk_bytes is not None:
             self._set("disk_bytes", parse_bytes(self.disk_bytes, "disk_bytes"))
-        if self.staging_bytes is None:
-            assert isinstance(self.dram_bytes, int)
-            self._set("staging_bytes", min(max(self.dram_bytes // 16, 1 << 20), 64 << 20))
-        else:
+        if self.staging_bytes is not None:
             self._set("staging_bytes", parse_bytes(self.staging_bytes, "staging_bytes"))
         if not 0 < self.sparsity <= 1:
             raise ArgumentError(
@@ -170,6 +172,13 @@ class SwarmConfig:
                     "per request and seconds per byte"
                 )
 
+    @property
+    def staging(self) -> int:
+        """Bytes of `staging_bytes`, or of its default."""
+        if self.staging_bytes is not None:
+            return int(self.staging_bytes)
+        return default_staging(int(self.dram_bytes))
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -199,9 +208,10 @@ class SwarmConfig:
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Write `swarm_kv_config.json` into `directory`."""
+        text = json.dumps(self.to_dict(), indent=2) + "\n"
         folder = pathlib.Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE_NAME).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        (folder / FILE_NAME).write_text(text)
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike[str]) -> SwarmConfig:

@@ -16,7 +16,7 @@ from transformers import TextStreamer
 from transformers.cache_utils import DynamicCache
 
 from . import compat, models, texts
-from .cache import full_attention_layers, minimum_dram_bytes
+from .cache import kv_bytes, minimum_dram_bytes
 from .config import SwarmConfig
 from .errors import ArgumentError
 from .meter import Stats
@@ -114,18 +114,18 @@ def run(options: DemoOptions, say: Callable[[str], Any], stream: Callable[[str],
         "min_new_tokens": options.tokens,
         "do_sample": False,
     }
-    kv_bytes = _kv_bytes(model, prompt.shape[1])
+    size = kv_bytes(model.config, model.dtype, prompt.shape[1])
 
     with _paths(options) as paths:
         config = SwarmConfig(
             paths=paths,
             sparsity=options.sparsity,
-            dram_bytes=kv_bytes // 4 if options.dram_bytes is None else options.dram_bytes,
+            dram_bytes=size // 4 if options.dram_bytes is None else options.dram_bytes,
             recall_every=options.recall_every,
         )
         if options.dram_bytes is None:  # a quarter of a short context would not hold its window
             least = 2 * minimum_dram_bytes(model.config, config, model.dtype)
-            config = dataclasses.replace(config, dram_bytes=max(kv_bytes // 4, least))
+            config = dataclasses.replace(config, dram_bytes=max(size // 4, least))
         with patch(model, config) as swarm:
             say(f"prefilling {prompt.shape[1]} tokens; their KV goes to {len(paths)} drives")
             streamer = _TimedStreamer(tokenizer, stream)
@@ -145,7 +145,7 @@ def run(options: DemoOptions, say: Callable[[str], Any], stream: Callable[[str],
         model=options.model,
         context_tokens=prompt.shape[1],
         new_tokens=len(streamer.times),
-        kv_bytes=kv_bytes,
+        kv_bytes=size,
         answer=streamer.text,
         dense_answer=dense.text,
         prefill_seconds=prefill,
@@ -173,13 +173,6 @@ def _prompt(tokenizer: Any, options: DemoOptions) -> torch.Tensor:
     if length < 1:
         raise ArgumentError(f"`context` ({options.context}) does not hold the question")
     return torch.cat([before, texts.token_ids(tokenizer, length, options.text), after], dim=1)
-
-
-def _kv_bytes(model: Any, tokens: int) -> int:
-    text = model.config.get_text_config(decoder=True)
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    entry = 2 * text.num_key_value_heads * head_dim * model.dtype.itemsize
-    return int(len(full_attention_layers(model.config)) * entry * tokens)
 
 
 @contextlib.contextmanager

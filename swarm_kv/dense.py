@@ -34,14 +34,18 @@ def dense_attention(
         softcap: scores become softcap * tanh(score / softcap).
 
     Returns:
-        out [heads, n, dim] and lse [heads, n] in the accumulation dtype.
+        out [heads, n, dim] and lse [heads, n] in the accumulation dtype; without keys zeros and
+        minus infinity.
     """
     groups = q.shape[0] // k.shape[0]
+    accumulate = accumulation_dtype(q.dtype)
+    if k.shape[1] == 0:  # the kernel would divide by zero, which ends the process
+        out = q.new_zeros(*q.shape[:2], v.shape[-1], dtype=accumulate)
+        return out, q.new_full(q.shape[:2], float("-inf"), dtype=accumulate)
     if q.device.type == "cpu" and softcap is None and v.shape[-1] == q.shape[-1]:
         k = k.repeat_interleave(groups, dim=0) if groups > 1 else k
         v = v.repeat_interleave(groups, dim=0) if groups > 1 else v
         out, lse = _flash(q[None], k[None], v[None], 0.0, causal, scale=scale)
-        accumulate = accumulation_dtype(q.dtype)
         return out[0].to(accumulate), lse[0].to(accumulate)
     return _blocked_attention(q, k, v, scale=scale, causal=causal, softcap=softcap)
 

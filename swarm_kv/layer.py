@@ -12,7 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 from . import compat, ops, recall
 from .dense import accumulation_dtype, add_sink_logits, dense_attention
 from .errors import ArgumentError, StateError
-from .selectors import Selector, medoid
+from .selectors import Selector, needs_medoids
 from .sequence import Geometry, Sequence
 from .store import NOTHING, Store
 
@@ -28,6 +28,25 @@ class CacheState:
     """Why the cache must not be used any more: some layers have a step that others lost."""
     sampling: bool = False
     """Whether this step measures recall."""
+    length: int = 0
+    """Tokens per sequence before the step that is under way."""
+    reached: int = -1
+    """Layer that the step under way has come to."""
+
+
+class _InferenceOnly(torch.autograd.Function):
+    """Passes attention's output on and refuses a gradient, which would silently lack this part."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise ArgumentError(
+            "swarm_kv's cache has no gradient: pass `use_cache=False` to train a patched model, or "
+            "unpatch it"
+        )
 
 
 class SwarmLayer(CacheLayerMixin):
@@ -47,9 +66,7 @@ class SwarmLayer(CacheLayerMixin):
     is_compileable = False  # generate() would otherwise compile the decoding step on CUDA
     is_croppable = True
 
-    def __init__(
-        self, store: Store, layer_idx: int, selector: Selector, state: CacheState
-    ) -> None:
+    def __init__(self, store: Store, layer_idx: int, selector: Selector, state: CacheState) -> None:
         super().__init__()
         self.store = store
         self.layer_idx = layer_idx
@@ -88,10 +105,6 @@ class SwarmLayer(CacheLayerMixin):
         Returns:
             The same two tensors: what is stored never leaves as one tensor.
         """
-        if self.state.failure is not None:
-            raise StateError(
-                f"this cache cannot go on after an error ({self.state.failure}): start a new cache"
-            )
         if self._staged is not None:
             raise StateError(
                 f"layer {self.layer_idx} was updated twice without attention in between: the model "
@@ -125,7 +138,7 @@ class SwarmLayer(CacheLayerMixin):
 
     def crop(self, n: int) -> None:
         """Drop the newest tokens; `n` as in `compat.cropped_length`."""
-        length = compat.cropped_length(self.length, n) if n else self.length
+        length = compat.cropped_length(self.length, n)
         count = self.length - length
         if not self.is_initialized or count == 0:
             return
@@ -134,9 +147,8 @@ class SwarmLayer(CacheLayerMixin):
             if self.valid is not None:
                 dropped = int(self.valid[number, length:].sum())
             row.crop(dropped)
-        if self.valid is not None:
-            self.valid = self.valid[:, :length]
         self.length = length
+        self._set_valid(None if self.valid is None else self.valid[:, :length])
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Continue sequence `beam_idx[i]` as sequence i. Moves no data."""
@@ -148,8 +160,7 @@ class SwarmLayer(CacheLayerMixin):
             return
         chosen = torch.as_tensor(indices).cpu().tolist()
         self.rows = [self.rows[i].fork() for i in chosen] if self.rows else []
-        if self.valid is not None:
-            self.valid = self.valid[chosen]
+        self._set_valid(None if self.valid is None else self.valid[chosen])
         self.batch = len(chosen)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -176,7 +187,31 @@ class SwarmLayer(CacheLayerMixin):
     def prefetch(self) -> None:
         """Nothing to do: reads start when the query is known."""
 
+    def _set_valid(self, valid: torch.Tensor | None) -> None:
+        self.valid = None if valid is None or bool(valid.all()) else valid
+
     # ---- attention
+
+    def holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether the staged keys and values are these: some models change them in between."""
+        return self._staged is not None and all(
+            one is other or (one.dtype == other.dtype and torch.equal(one, other))
+            for one, other in zip(self._staged, (key, value), strict=True)
+        )
+
+    def unstage(self) -> None:
+        """Forget keys and values that were staged but will not be attended to."""
+        if self._staged is not None:
+            self.length -= self._staged[0].shape[-2]
+            self._staged = None
+
+    def decodes(self, past: int, count: int) -> bool:
+        """Whether a call of `count` tokens after `past` others may read sparsely.
+
+        A short call right after a long one is the rest of a prefill in chunks, which is exact.
+        """
+        rest_of_prefill = count > 1 and self._after_long_chunk
+        return past > 0 and count <= DECODE_QUERIES and not rest_of_prefill
 
     def attend(
         self,
@@ -214,7 +249,10 @@ class SwarmLayer(CacheLayerMixin):
         except BaseException as error:
             self.state.failure = f"layer {self.layer_idx}, token {self.length}: {error}"
             raise
-        return out.to(device=query.device, dtype=query.dtype)
+        out = out.to(device=query.device, dtype=query.dtype)
+        if torch.is_grad_enabled() and query.requires_grad:
+            return _InferenceOnly.apply(out, query)
+        return out
 
     def _attend(
         self,
@@ -227,7 +265,8 @@ class SwarmLayer(CacheLayerMixin):
     ) -> torch.Tensor:
         count = q.shape[2]
         past = self.length - count
-        decoding = past > 0 and self._is_decoding(count)
+        decoding = self.decodes(past, count)
+        self._after_long_chunk = count > DECODE_QUERIES
         out = torch.zeros(
             q.shape[0], count, q.shape[1], value.shape[-1], dtype=accumulation_dtype(q.dtype)
         )
@@ -245,15 +284,6 @@ class SwarmLayer(CacheLayerMixin):
             attended = step(row, *part, visible[number], softcap, sinks)
             out[number, chosen] = attended.transpose(0, 1)
         return out
-
-    def _is_decoding(self, count: int) -> bool:
-        """Whether a call of `count` tokens after others may read sparsely.
-
-        A short call right after a long one is the rest of a prefill in chunks, which is exact.
-        """
-        rest_of_prefill = count > 1 and self._after_long_chunk
-        self._after_long_chunk = count > DECODE_QUERIES
-        return count <= DECODE_QUERIES and not rest_of_prefill
 
     def _open_rows(self, q: torch.Tensor, key: torch.Tensor, scale: float) -> None:
         geometry = Geometry(q.shape[1], key.shape[1], key.shape[3], key.dtype, scale)
@@ -275,7 +305,7 @@ class SwarmLayer(CacheLayerMixin):
                 self.store,
                 geometry,
                 f"layer {self.layer_idx} of sequence {number}",
-                medoids=self.selector is medoid,
+                medoids=needs_medoids(self.selector),
             )
             for number in range(self.batch)
         ]
@@ -306,7 +336,7 @@ class SwarmLayer(CacheLayerMixin):
                 "not stored; start a new cache"
             )
         valid = torch.cat([stored, mask[:, past:]], dim=1)
-        self.valid = None if bool(valid.all()) else valid
+        self._set_valid(valid)
         if torch.equal(mask, valid):
             return [None] * batch
         shown = [row_mask[row_valid] for row_mask, row_valid in zip(mask, valid, strict=True)]
@@ -366,7 +396,9 @@ class SwarmLayer(CacheLayerMixin):
         pool = self.store.pool(shape.dtype)
         logits = None if sinks is None else sinks.detach().cpu().to(queries.dtype)
 
-        def attend(lists: list[torch.Tensor], with_sinks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        def attend(
+            lists: list[torch.Tensor], with_sinks: bool
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             sizes = torch.tensor([0] + [len(slots) for slots in lists])
             return ops.sparse_attention(
                 queries,
@@ -383,8 +415,7 @@ class SwarmLayer(CacheLayerMixin):
             """Per query: everything in memory up to its own token."""
             slots = row.resident(visible)
             return [
-                torch.cat([further, slots[: slots.numel() - (count - 1 - i)]])
-                for i in range(count)
+                torch.cat([further, slots[: slots.numel() - (count - 1 - i)]]) for i in range(count)
             ]
 
         index = row.index()

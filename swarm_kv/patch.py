@@ -60,6 +60,8 @@ class Swarm:
 
 def refusal(model: Any) -> str | None:
     """Why `model` cannot be patched, or None when it can."""
+    if not hasattr(model, "_prepare_cache_for_generation"):
+        return "it has no `generate`: swarm_kv needs a transformers model with a causal head"
     config = model.config
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
@@ -68,8 +70,8 @@ def refusal(model: Any) -> str | None:
         return "it uses multi-head latent attention (`kv_lora_rank`), which stores no keys per head"
     if getattr(text, "num_kv_shared_layers", 0):
         return "its layers share keys and values (`num_kv_shared_layers`)"
-    if not hasattr(model, "_prepare_cache_for_generation"):
-        return "it has no `generate`: swarm_kv needs a transformers model with a causal head"
+    if not model._supports_default_dynamic_cache():
+        return "it keeps a cache of a kind of its own"
     if not full_attention_layers(config):
         return "it has no full-attention layer, so its cache does not grow with the context"
     return None
@@ -160,12 +162,13 @@ def _use_cache_in_generate(model: Any, swarm: Swarm) -> None:
 
 
 def _use_cache_in_forward(model: Any, swarm: Swarm) -> None:
-    name = compat.cache_arg(model)
+    name, position = compat.cache_arg(model), compat.cache_position(model)
     default = model.config.get_text_config(decoder=True).use_cache
 
     def inject(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         wanted = kwargs.get("use_cache")
-        if kwargs.get(name) is None and (default if wanted is None else wanted):
+        given = compat.given_cache(position, args, kwargs)
+        if given is None and (default if wanted is None else wanted):
             kwargs[name] = swarm.new_cache()
         return args, kwargs
 

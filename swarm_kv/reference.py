@@ -15,6 +15,7 @@ from torch import Tensor
 __all__ = [
     "activation_signatures",
     "cluster",
+    "gather_entries",
     "merge_attention",
     "score_clusters",
     "score_codes",
@@ -171,6 +172,11 @@ def select_two_level(
     rest.sort(key=lambda j: (-probs[j].item(), j))
     singles = sorted(rest[: max(0, budget - len(taken))])
     return torch.tensor(result, dtype=torch.int64), torch.tensor(singles, dtype=torch.int64)
+
+
+def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
+    """See `swarm_kv.store_ops.gather_entries`."""
+    return pool[slots[:, None] + torch.arange(entry_elements)]
 
 
 def sparse_attention(

@@ -53,6 +53,11 @@ def resolve(choice: Any) -> Selector:
     return _SELECTORS[choice]
 
 
+def needs_medoids(chosen: Selector) -> bool:
+    """Whether `chosen` may look at medoid keys: any but the built-in ones that go by codes."""
+    return chosen not in (two_level, codes)
+
+
 @selector("two_level")
 def two_level(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
     """Codes score every entry; clusters are taken by the attention they bring per read cost.

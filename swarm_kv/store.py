@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import errors
 from . import store_ops as _store_ops  # noqa: F401  (registers the operators)
@@ -48,7 +49,7 @@ class Store:
                 config.shared_ring,
                 config.timeout,
                 config.dram_bytes,
-                config.staging_bytes,
+                config.staging,
                 config.disk_bytes or 0,
                 config.placement,
                 config.router,
@@ -82,9 +83,16 @@ class Store:
             self._open = False
             self._finalizer.detach()
             self._views.clear()
+            self._pool = torch.empty(0, dtype=torch.uint8)  # the mapping goes with the last view
 
     def pool(self, dtype: torch.dtype) -> torch.Tensor:
-        """All entries in fast memory as one flat tensor of `dtype`; slots index it in bytes."""
+        """All entries in fast memory as one flat tensor of `dtype`; slots index it in bytes.
+
+        Raises:
+            StateError: the store is closed.
+        """
+        if not self._open:
+            raise errors.StateError("the store is closed: open another one")
         view = self._views.get(dtype)
         if view is None:
             usable = self._pool.numel() // dtype.itemsize * dtype.itemsize
@@ -181,10 +189,17 @@ class Store:
             fetch.release()
 
 
-def _on_collection(owner: Any, function: Any, *args: Any) -> weakref.finalize:
-    finalizer = weakref.finalize(owner, function, *args)
+def _on_collection(owner: Any, function: Any, *args: Any) -> weakref.finalize[Any, Any]:
+    finalizer = weakref.finalize(owner, _outside_tracing, function, *args)
     finalizer.atexit = False  # the process gives everything back by ending, in no order
     return finalizer
+
+
+def _outside_tracing(function: Any, *args: Any) -> None:
+    # Objects are collected at any time, and then a compiler that traces another function must not
+    # take the call for a part of it.
+    with _disable_current_modes():
+        function(*args)
 
 
 def _close(handle: int) -> None:
@@ -268,14 +283,8 @@ class Fetch:
         """
         more = True
         while more:
-            ticket, self._ticket = self._ticket, None  # a failed wait has released it
-            try:
-                with errors.converted():
-                    ids, slots, more = _ops.fetch_wait(self._store._handle, ticket)
-            except errors.CapacityError:
-                self._ticket = ticket  # but not where it only found no staging memory
-                raise
-            self._ticket = ticket
+            with errors.converted():
+                ids, slots, more = _ops.fetch_wait(self._store._handle, self._ticket)
             if ids.numel():
                 yield ids, slots
 
@@ -283,7 +292,8 @@ class Fetch:
         """Give staging memory and cache pins back. Called by `Store.fetch`."""
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
-            with errors.converted():
+            # A wait that failed may have released it; an interrupted one (Ctrl-C) has not.
+            with contextlib.suppress(errors.StateError), errors.converted():
                 _ops.fetch_release(self._store._handle, ticket)
 
 

@@ -137,9 +137,19 @@ void EntryPool::retain(std::span<const int64_t> slots) {
 }
 
 void EntryPool::release(std::span<const int64_t> slots) {
-  for (const int64_t slot : slots) {
-    const int64_t index = index_of(slot);
-    if (--references_[index] > 0) continue;
+  std::vector<int64_t> unused;
+  unused.reserve(slots.size());
+  size_t dropped = 0;
+  try {
+    for (; dropped < slots.size(); ++dropped) {
+      const int64_t index = index_of(slots[dropped]);
+      if (--references_[index] == 0) unused.push_back(index);
+    }
+  } catch (const Error&) {
+    while (dropped-- > 0) ++references_[(slots[dropped] - staging_bytes_) / entry_bytes_];
+    throw;
+  }
+  for (const int64_t index : unused) {
     const int64_t number = index / chunk_slots_;
     Chunk& chunk = chunks_[number];
     chunk.free.push_back(static_cast<int32_t>(index % chunk_slots_));

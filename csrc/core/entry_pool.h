@@ -53,7 +53,8 @@ class EntryPool {
   // Takes `count` window slots, each with one reference. Throws Error(kCapacity); then none is
   // taken.
   std::vector<int64_t> allocate(int64_t count);
-  // Adds or drops one reference of each slot. Throws Error(kArgument) if one is not allocated.
+  // Adds or drops one reference of each slot. Throws Error(kArgument) if one is not allocated; then
+  // none has changed.
   void retain(std::span<const int64_t> slots);
   void release(std::span<const int64_t> slots);
   int64_t window_slots() const { return window_slots_; }

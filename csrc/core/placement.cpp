@@ -1,5 +1,6 @@
 #include "core/placement.h"
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -56,6 +57,11 @@ const Registry<PlacementStrategy>& registry() {
 void check(const Clusters& clusters, int64_t entry_bytes, int64_t drives, int64_t p_global) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   const int64_t members = static_cast<int64_t>(clusters.members.size());
+  if (clusters.offsets.empty() || clusters.offsets.front() != 0 ||
+      clusters.offsets.back() != members ||
+      !std::is_sorted(clusters.offsets.begin(), clusters.offsets.end())) {
+    fail("cluster offsets must ascend from 0 to the number of members, " + std::to_string(members));
+  }
   if (drives < 1 || drives > kMax) {
     fail("drives must be in [1, 2^31), got " + std::to_string(drives));
   }

@@ -196,10 +196,7 @@ void BlockDevice::unregister_buffer(std::span<std::byte> region) {
   if (!region.empty() && in_owner_process()) unregister_buffer_impl(region);
 }
 
-bool BlockDevice::register_buffer_impl(std::span<std::byte>) {
-  note("buffers are not registered: engine '" + std::string(engine()) + "' has no fixed buffers");
-  return false;
-}
+bool BlockDevice::register_buffer_impl(std::span<std::byte>) { return false; }
 
 void BlockDevice::unregister_buffer_impl(std::span<std::byte>) {}
 

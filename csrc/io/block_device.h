@@ -63,9 +63,10 @@ class BlockDevice : public std::enable_shared_from_this<BlockDevice> {
   void reserve(uint64_t bytes);
   uint64_t capacity() const { return capacity_.load(std::memory_order_acquire); }
 
-  // Fixed-buffer I/O for transfers inside `region`, of any alignment. False where the kernel
-  // or the memlock limit refuses: everything works all the same, notes() tells why. The region must
-  // be unregistered before its memory is freed, else the kernel goes on using the old pages.
+  // Fixed-buffer I/O for transfers inside `region`, of any alignment. False where the engine has
+  // none, or where the kernel or the memlock limit refuses: everything works all the same, and
+  // notes() tells of a refusal. The region must be unregistered before its memory is freed, else
+  // the kernel goes on using the old pages.
   bool register_buffer(std::span<std::byte> region);
   void unregister_buffer(std::span<std::byte> region);
 

@@ -112,7 +112,10 @@ std::vector<std::shared_ptr<BlockDevice>> open_devices(const std::vector<DeviceO
   std::vector<std::shared_ptr<BlockDevice>> devices;
   for (std::size_t i = 0; i < resolved.size(); ++i) {
     devices.push_back(kEngines[engines[i]].open(resolved[i], contexts[engines[i]]));
-    if (!fallback.empty() && options[i].engine == kAuto) devices.back()->note(fallback);
+    if (!fallback.empty() && options[i].engine == kAuto) {
+      devices.back()->note(fallback);  // on the first drive that it concerns: it holds for all
+      fallback.clear();
+    }
   }
   return devices;
 }

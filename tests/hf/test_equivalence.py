@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import swarm_kv
 from swarm_kv import compat
@@ -136,6 +136,9 @@ def test_a_lost_block_shows(
 
 @pytest.mark.parametrize("call", ["greedy", "chunked prefill", "beams", "prompt lookup"])
 def test_generated_ids_equal_stock(model: Any, ids: Tensor, drives: list[str], call: str) -> None:
+    sliding = any(DynamicCache(config=model.config).is_sliding)
+    if call == "prompt lookup" and sliding and not hasattr(DynamicLayer, "is_croppable"):
+        pytest.skip("transformers' sliding layers cannot be cropped before 5.17")
     arguments = calls(ids)[call]
     expected = model.generate(**arguments)
     with swarm_kv.patch(model, settings(drives)) as swarm:

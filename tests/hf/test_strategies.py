@@ -51,7 +51,7 @@ def test_exact_at_full_sparsity_and_close_below(
     assert torch.equal(got[:200], expected[:200])  # prefill is exact whatever the sparsity
 
 
-def test_a_function_as_selector_and_the_default_beats_it(
+def test_recall_tells_selectors_from_a_function_that_does_not_look(
     ids: torch.Tensor, drives: list[str], tiny_model: Any
 ) -> None:
     model, mask = tiny_model("qwen3"), torch.ones_like(ids)
@@ -65,5 +65,7 @@ def test_a_function_as_selector_and_the_default_beats_it(
         assert stats.recall is not None
         return stats.recall
 
-    assert recall("two_level") > 0.85
-    assert recall(first) < 0.7  # random weights spread attention; a trained model's is sharper
+    # Random weights activate hardly anything together, so whole clusters bring little here.
+    assert recall("codes") > 0.99
+    assert recall("two_level") > 0.75
+    assert recall(first) < 0.7
