@@ -19,6 +19,8 @@ CENTROIDS = 256
 ITERATIONS = 4
 TRAINING_KEYS = 8192
 SEED = 1234
+FEW_KEYS = 512
+"""Up to here encoding takes less time than starting threads for it."""
 
 T = TypeVar("T")
 
@@ -44,6 +46,8 @@ class Codebook:
             faiss.copy_array_to_vector(self.centroids[head].numpy().ravel(), quantizer.centroids)
             return torch.from_numpy(quantizer.compute_codes(_rows(keys[head])).T.copy())
 
+        if keys.shape[1] <= FEW_KEYS:
+            return torch.stack([encode_head(head) for head in range(heads)])
         return torch.stack(_per_head(encode_head, heads))
 
 

@@ -70,7 +70,7 @@ class SwarmConfig:
         request_cost (`float`, *optional*, defaults to 1.5): cost of one read request, in entries,
             that `two_level` weighs a cluster's attention against. Fixed rather than measured, so
             that the same prompt gives the same text on every machine.
-        single_share (`float`, *optional*, defaults to 0.1): share of the budget that `two_level`
+        single_share (`float`, *optional*, defaults to 0.3): share of the budget that `two_level`
             spends on entries outside the chosen clusters.
         tau, max_size, max_replicas, min_activation: clustering, see `swarm_kv.ops.cluster`.
         profile_queries (`int`, *optional*, defaults to 1024): last queries of the prefill that
@@ -105,7 +105,7 @@ class SwarmConfig:
     sinks: int = 4
     selector: Any = "two_level"
     request_cost: float = 1.5
-    single_share: float = 0.1
+    single_share: float = 0.3
     tau: float = 0.6
     max_size: int = 64
     max_replicas: int = 3

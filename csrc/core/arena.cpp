@@ -2,8 +2,8 @@
 
 namespace swarm_kv {
 
-Arena::Arena(uint64_t bytes) : size_(bytes / kGranule * kGranule) {
-  if (size_ > 0) free_.give(0, size_);
+Arena::Arena(uint64_t bytes, uint64_t base) : size_(bytes / kGranule * kGranule) {
+  if (size_ > 0) free_.give(base / kGranule * kGranule, size_);
 }
 
 std::optional<uint64_t> Arena::allocate(uint64_t bytes) {

@@ -14,7 +14,8 @@ class Arena {
  public:
   static constexpr uint64_t kGranule = 4096;
 
-  explicit Arena(uint64_t bytes);
+  // Hands out [base, base + bytes); both are rounded down to the granule.
+  explicit Arena(uint64_t bytes, uint64_t base = 0);
 
   // Offset of a free range of at least `bytes`, or nothing when no range is that long.
   std::optional<uint64_t> allocate(uint64_t bytes);

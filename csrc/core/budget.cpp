@@ -17,13 +17,13 @@ void Budget::reserve(Use use, uint64_t bytes) {
   if (bytes > limit_ - total_ && use != Use::kCache) {
     const uint64_t without_cache = total_ - used(Use::kCache);
     if (without_cache + bytes > limit_) {
-      throw Error(ErrorKind::kCapacity,
-                  "`dram_bytes` (" + std::to_string(limit_) +
-                      ") is too small: " + std::string(name_of(use)) + " needs " +
-                      std::to_string(bytes) + " more bytes and " + std::to_string(without_cache) +
-                      " are held already, so at least " +
-                      std::to_string(without_cache + bytes) +
-                      " are needed. Raise `dram_bytes`, or shorten the context, the batch or `window`.");
+      throw Error(
+          ErrorKind::kCapacity,
+          "`dram_bytes` (" + std::to_string(limit_) +
+              ") is too small: " + std::string(name_of(use)) + " needs " + std::to_string(bytes) +
+              " more bytes and " + std::to_string(without_cache) +
+              " are held already, so at least " + std::to_string(without_cache + bytes) +
+              " are needed. Raise `dram_bytes`, or shorten the context, the batch or `window`.");
     }
     if (yield_) yield_(bytes - (limit_ - total_));
   }

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/coalesce.h"
@@ -40,9 +42,10 @@ struct Fetch {
   std::vector<Read> reads;
   size_t next_read = 0;
   std::unique_ptr<ReadRound> in_flight;
-  std::unique_ptr<ReadRound> delivered;             // its slots are in the caller's hands
-  std::vector<std::pair<int32_t, int32_t>> pinned;  // (segment index, entry)
-  bool waiting = false;                             // a thread is inside wait()
+  std::unique_ptr<ReadRound> delivered;                // its slots are in the caller's hands
+  std::vector<std::pair<int32_t, int32_t>> pinned;     // (segment index, entry)
+  std::thread::id owner = std::this_thread::get_id();  // the thread that submitted it
+  bool waiting = false;                                // a thread is inside wait()
 
   std::vector<Segment*> segment_pointers() const {
     std::vector<Segment*> pointers;

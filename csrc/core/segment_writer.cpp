@@ -25,9 +25,8 @@ class DriveWriter {
       if (!begin) {
         release();
         throw Error(ErrorKind::kCapacity,
-                    "the staging arena (" + std::to_string(arena.size()) +
-                        " bytes) has no room for write buffers while reads are in flight: "
-                        "release tickets or raise `staging_bytes`");
+                    "the staging memory for writes (" + std::to_string(arena.size()) +
+                        " bytes) is held by writes that never ended: open another store");
       }
       half.arena_offset = *begin;
       half.held = true;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -92,8 +93,9 @@ class Store {
   };
   // Waits for the next round of a ticket. Entries whose read failed or whose checksum differs are
   // read from another copy; without one the ticket is released and Error(kStorage) names the drive,
-  // the segment and the entry. Error(kCapacity) when other fetches hold the staging memory: the
-  // ticket stays, and another wait() may succeed once they are released.
+  // the segment and the entry. Staging memory that fetches of other threads hold is waited
+  // for; Error(kCapacity) when this thread's own hold it, or at the time-out: the ticket stays, and
+  // another wait() may succeed once they are released.
   Round wait(int64_t ticket);
   void release_ticket(int64_t ticket);
 
@@ -115,6 +117,8 @@ class Store {
   void destroy_segment(int64_t id);
   void free_extents(const Segment& segment, size_t drives);
   void start_round(Fetch& fetch);
+  void await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch);
+  void release_round(std::unique_ptr<ReadRound>& round);
   void finish_round(Fetch& fetch, const std::vector<io::Failure>& failures);
   bool repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_position, std::byte* out);
   void drop_ticket(int64_t ticket);
@@ -126,7 +130,9 @@ class Store {
   std::vector<DriveShape> shapes_;
   Budget budget_;
   EntryPool pool_;
-  Arena arena_;
+  Arena write_arena_;  // only write() uses it, under the lock: reads can never starve a write
+  Arena arena_;        // reads
+  std::condition_variable arena_released_;
   ClusterCache cache_;
   std::unique_ptr<Router> router_;
   std::vector<ExtentAllocator> extents_;

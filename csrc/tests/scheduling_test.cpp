@@ -62,8 +62,8 @@ TEST(Coalesce, DrivesTakeTurns) {
   }
 }
 
-// Each entry has a copy in every one of `copies` clusters, rotated so that copies of one entry lie on
-// different drives.
+// Each entry has a copy in every one of `copies` clusters, rotated so that copies of one entry lie
+// on different drives.
 Segment replicated(int64_t entries, int64_t copies, int64_t drives) {
   Clusters clusters;
   for (int64_t copy = 0; copy < copies; ++copy) {
@@ -118,7 +118,8 @@ TEST(Router, BalancesInSecondsNotInRequests) {
   Segment segment = replicated(400, 2, 2);
   std::vector<int64_t> entries(400);
   std::iota(entries.begin(), entries.end(), 0);
-  const std::vector<io::DeviceModel> drives = {{1e-6, 1e-9}, {1e-6, 4e-9}};  // one is 4 times slower
+  const std::vector<io::DeviceModel> drives = {{1e-6, 1e-9},
+                                               {1e-6, 4e-9}};  // one is 4 times slower
   const auto busy = busy_seconds("swarm", segment, entries, drives);
   EXPECT_NEAR(busy[0] / busy[1], 1.0, 0.1);
 }

@@ -1,0 +1,191 @@
+// The second half of a fetch: wait, check, repair from a replica, offer to the cluster cache,
+// release.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <unordered_map>
+
+#include "core/store.h"
+#include "io/error.h"
+
+namespace swarm_kv {
+
+Store::Round Store::wait(int64_t id) {
+  std::unique_lock lock(mutex_);
+  Fetch& fetch = ticket(id);
+  release_round(fetch.delivered);
+  if (!fetch.in_flight) {
+    try {
+      start_round(fetch);
+      await_arena(lock, fetch);
+    } catch (...) {
+      drop_ticket(id);
+      throw;
+    }
+  }
+  if (!fetch.in_flight) {
+    if (fetch.next_read == fetch.reads.size()) return {{}, false};
+    throw Error(ErrorKind::kCapacity,
+                "the staging arena (" + std::to_string(arena_.size()) + " bytes, " +
+                    std::to_string(arena_.used()) +
+                    " held by other fetches) has no room: release them, or raise `staging_bytes`");
+  }
+  std::vector<io::Failure> failures;
+  fetch.waiting = true;
+  lock.unlock();
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    fetch.in_flight->batch.wait(drives_.front()->timeout());
+  } catch (const Error&) {
+    failures = fetch.in_flight->batch.failures();
+  }
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+  lock.lock();
+  fetch.waiting = false;
+  traffic_.of(fetch.purpose).wait_seconds += waited.count();
+
+  Round result;
+  try {
+    finish_round(fetch, failures);
+    for (size_t i = fetch.delivered->first; i < fetch.delivered->last; ++i) {
+      const Read& read = fetch.reads[i];
+      for (int32_t p = read.first; p < read.first + read.count; ++p) {
+        const Piece& piece = fetch.pieces[p];
+        result.fetched.ids.push_back(fetch.wanted.entries[piece.wanted].id);
+        result.fetched.slots.push_back(
+            static_cast<int64_t>(fetch.delivered->arena_offset[i - fetch.delivered->first] +
+                                 piece.offset - read.offset));
+      }
+    }
+    start_round(fetch);
+  } catch (...) {
+    drop_ticket(id);
+    throw;
+  }
+  result.more = fetch.next_read < fetch.reads.size() || fetch.in_flight != nullptr;
+  return result;
+}
+
+// Blocks while fetches of other threads hold the arena. One's own would never be released
+// meanwhile.
+void Store::await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch) {
+  const auto deadline = std::chrono::steady_clock::now() + drives_.front()->timeout();
+  const auto held_by_another_thread = [&] {
+    return std::any_of(tickets_.begin(), tickets_.end(), [&](const auto& ticket) {
+      const Fetch& other = *ticket.second;
+      return other.owner != fetch.owner && (other.in_flight || other.delivered);
+    });
+  };
+  while (!fetch.in_flight && fetch.next_read < fetch.reads.size() && held_by_another_thread()) {
+    fetch.waiting = true;
+    const auto woken = arena_released_.wait_until(lock, deadline);
+    fetch.waiting = false;
+    if (woken == std::cv_status::timeout) return;
+    start_round(fetch);
+  }
+}
+
+void Store::release_round(std::unique_ptr<ReadRound>& round) {
+  if (!round) return;
+  round->batch = io::Batch();  // waits for what is in flight
+  for (const uint64_t offset : round->arena_offset) arena_.release(offset);
+  round.reset();
+  arena_released_.notify_all();
+}
+
+// Checks what arrived, repairs it from other copies, and offers it to the cluster cache.
+void Store::finish_round(Fetch& fetch, const std::vector<io::Failure>& failures) {
+  fetch.delivered = std::move(fetch.in_flight);
+  ReadRound& round = *fetch.delivered;
+  std::unordered_map<size_t, const io::Failure*> failed;
+  for (const io::Failure& failure : failures) {
+    failed[round.first + failure.index] = &failure;
+    // The kernel may still write where a read could not be cancelled: that memory is given up.
+    if (failure.error == ETIMEDOUT) {
+      round.arena_offset[failure.index] = static_cast<uint64_t>(-1);
+    }
+  }
+  std::vector<std::vector<int32_t>> entries(fetch.segments.size());
+  std::vector<std::vector<int64_t>> slots(fetch.segments.size());
+  for (size_t i = round.first; i < round.last; ++i) {
+    const Read& read = fetch.reads[i];
+    const auto failure = failed.find(i);
+    uint64_t& base = round.arena_offset[i - round.first];
+    if (base == static_cast<uint64_t>(-1)) {
+      const auto fresh = arena_.allocate(read.length);
+      if (!fresh) {
+        throw Error(ErrorKind::kStorage, "drive " + drives_[read.drive]->name() +
+                                             " timed out and no staging memory is left to repair");
+      }
+      base = *fresh;
+    }
+    for (int32_t p = read.first; p < read.first + read.count; ++p) {
+      const Piece& piece = fetch.pieces[p];
+      const Wanted& wanted = fetch.wanted.entries[piece.wanted];
+      const Segment& segment = *fetch.segments[wanted.segment];
+      std::byte* data = pool_.at(base + piece.offset - read.offset);
+      const bool intact =
+          failure == failed.end() && (!options_.verify || checksum_of(data, segment.entry_bytes) ==
+                                                              segment.checksum[wanted.entry]);
+      if (!intact && !repair(fetch, wanted, fetch.chosen[piece.wanted], data)) {
+        throw Error(ErrorKind::kStorage,
+                    "drive " + drives_[read.drive]->name() + ": entry " +
+                        std::to_string(wanted.entry) + " of " + segment.label +
+                        (failure != failed.end() ? std::string(" could not be read: ") +
+                                                       std::strerror(failure->second->error)
+                                                 : std::string(" does not match its checksum")) +
+                        ", and no other copy of it is intact. Replace the drive and build the "
+                        "cache again.");
+      }
+      entries[wanted.segment].push_back(wanted.entry);
+      slots[wanted.segment].push_back(static_cast<int64_t>(base + piece.offset - read.offset));
+    }
+  }
+  if (fetch.purpose != Purpose::kDecode) return;
+  for (size_t s = 0; s < fetch.segments.size(); ++s) {
+    if (!entries[s].empty()) cache_.admit(*fetch.segments[s], entries[s], slots[s]);
+  }
+}
+
+bool Store::repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_position,
+                   std::byte* out) {
+  const Segment& segment = *fetch.segments[wanted.segment];
+  const std::span<std::byte> target(out, segment.entry_bytes);
+  for (const int32_t position : segment.routing.copies_of(wanted.entry)) {
+    if (position == failed_position) continue;
+    try {
+      drives_[segment.placement.copies[position].drive]->read(segment.offset_of(position), target);
+    } catch (const Error&) {
+      continue;
+    }
+    if (checksum_of(out, segment.entry_bytes) == segment.checksum[wanted.entry]) {
+      ++traffic_.of(fetch.purpose).repaired;
+      return true;
+    }
+  }
+  return false;
+}
+
+void Store::drop_ticket(int64_t id) {
+  const auto found = tickets_.find(id);
+  Fetch& fetch = *found->second;
+  release_round(fetch.in_flight);
+  release_round(fetch.delivered);
+  for (const auto& [segment, entry] : fetch.pinned) {
+    cache_.unpin(*fetch.segments[segment], entry);
+  }
+  const std::vector<int64_t> segment_ids = std::move(fetch.segment_ids);
+  tickets_.erase(found);
+  for (const int64_t segment : segment_ids) {
+    Held& record = segments_.at(segment);
+    if (--record.fetches == 0 && record.doomed) destroy_segment(segment);
+  }
+}
+
+void Store::release_ticket(int64_t id) {
+  const std::lock_guard lock(mutex_);
+  ticket(id);
+  drop_ticket(id);
+}
+
+}  // namespace swarm_kv
