@@ -2,7 +2,7 @@
 
     python examples/custom_loop.py
 
-One layer of 8 query heads, 2 KV heads of 64, 4,096 entries whose keys form topics, as attention's do.
+One layer of 8 query heads, 2 KV heads of 64, 4,096 entries whose keys form topics.
 """
 
 from __future__ import annotations

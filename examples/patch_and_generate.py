@@ -1,6 +1,6 @@
 """Patch a model, generate, look at the figures.
 
-    python examples/patch_and_generate.py /mnt/nvme0 /mnt/nvme1
+python examples/patch_and_generate.py /mnt/nvme0 /mnt/nvme1
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ def main() -> None:
         output = model.generate(inputs, cache=cache, max_new_tokens=32, do_sample=False)
         print(tokenizer.decode(output[0, inputs.shape[1] :]))
         stats = swarm.stats()
-        print(f"{stats.stored_bytes >> 20} MiB on drives, {stats.dram_used_bytes >> 20} MiB in memory")
-        print(f"{stats.bytes_per_step / 2**20:.1f} MiB in {stats.requests_per_step:.0f} reads a step")
+        print(
+            f"{stats.stored_bytes >> 20} MiB on drives, {stats.dram_used_bytes >> 20} MiB in memory"
+        )
+        print(
+            f"{stats.bytes_per_step / 2**20:.1f} MiB in {stats.requests_per_step:.0f} reads a step"
+        )
 
 
 if __name__ == "__main__":

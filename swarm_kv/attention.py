@@ -109,7 +109,7 @@ def swarm_mask(
     end = kwargs["q_offset"] + kwargs["q_length"]
     if kv_offset + kv_length != end:
         raise ArgumentError(
-            f"swarm_kv does not work with StaticCache (it offers {kv_offset + kv_length} keys where "
+            f"swarm_kv does not work with StaticCache (it offers {kv_offset + kv_length} keys, "
             f"{end} exist): leave `cache_implementation` unset, or unpatch the model"
         )
     if use_vmap:

@@ -11,9 +11,7 @@ try:
     from rich.console import Console
     from rich.table import Table
 except ImportError as error:  # pragma: no cover
-    raise SystemExit(
-        f"swarm-kv needs {error.name}: pip install 'swarm-kv[demo]'"
-    ) from None
+    raise SystemExit(f"swarm-kv needs {error.name}: pip install 'swarm-kv[demo]'") from None
 
 from .demo import QUESTION, DemoOptions, DemoResult
 from .demo import run as run_demo
@@ -43,7 +41,10 @@ def demo(
     question: Annotated[str, typer.Option(help="What to ask about the text.")] = QUESTION,
     paths: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--path", help="Directory of one drive; repeat for more. Four temporary ones if not given."),
+        typer.Option(
+            "--path",
+            help="Directory of one drive; repeat for more. Four temporary ones if not given.",
+        ),
     ] = None,
     sparsity: Annotated[float, typer.Option(help="Share of the context read per token.")] = 0.10,
     dram_bytes: Annotated[

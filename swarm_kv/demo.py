@@ -81,7 +81,7 @@ class _TimedStreamer(TextStreamer):
         if self._prompt_seen:
             self.times.append(time.perf_counter())
         self._prompt_seen = True
-        super().put(value)
+        super().put(value)  # type: ignore[no-untyped-call]
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         self.text += text
@@ -92,7 +92,9 @@ class _TimedStreamer(TextStreamer):
         return 1 / statistics.median(pauses) if pauses else 0.0
 
 
-def run(options: DemoOptions, say: Callable[[str], Any], stream: Callable[[str], Any]) -> DemoResult:
+def run(
+    options: DemoOptions, say: Callable[[str], Any], stream: Callable[[str], Any]
+) -> DemoResult:
     """Run the demonstration.
 
     Args:
@@ -129,7 +131,7 @@ def run(options: DemoOptions, say: Callable[[str], Any], stream: Callable[[str],
         with patch(model, config) as swarm:
             say(f"prefilling {prompt.shape[1]} tokens; their KV goes to {len(paths)} drives")
             streamer = _TimedStreamer(tokenizer, stream)
-            cache = {compat.cache_arg(model): swarm.new_cache()}
+            cache: dict[str, Any] = {compat.cache_arg(model): swarm.new_cache()}
             began = time.perf_counter()
             model.generate(**inputs, **settings, **cache, streamer=streamer)
             prefill = streamer.times[0] - began

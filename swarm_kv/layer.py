@@ -1,4 +1,4 @@
-"""The cache of one full-attention layer: transformers' cache interface over sequences in a store."""
+"""The cache of one full-attention layer: transformers' interface over sequences in a store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _InferenceOnly(torch.autograd.Function):
         )
 
 
-class SwarmLayer(CacheLayerMixin):
+class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values of one layer for all sequences of a batch.
 
     `update` only stages a call's keys and values, because it sees neither query nor mask; the
@@ -67,7 +67,7 @@ class SwarmLayer(CacheLayerMixin):
     is_croppable = True
 
     def __init__(self, store: Store, layer_idx: int, selector: Selector, state: CacheState) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.store = store
         self.layer_idx = layer_idx
         self.selector = selector

@@ -97,12 +97,7 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
     dram, decode = counters["dram"], counters["decode"]
     steps = max(meter.steps, 1)
     drives = tuple(
-        DriveStats(
-            **{
-                field.name: bool(drive["direct"]) if field.name == "direct" else drive[field.name]
-                for field in dataclasses.fields(DriveStats)
-            }
-        )
+        DriveStats(**{field.name: drive[field.name] for field in dataclasses.fields(DriveStats)})
         for drive in counters["drives"]
     )
     return Stats(

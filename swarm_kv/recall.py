@@ -1,4 +1,4 @@
-"""The recall meter: how much attention the fetched entries hold against the best possible choice."""
+"""The recall meter: attention on the fetched entries against the best possible choice."""
 
 from __future__ import annotations
 

@@ -165,9 +165,7 @@ class Sequence:
             stored = visible[len(self.sinks) : len(self.sinks) + self.limit]
             everything = everything[stored]
         segments = self.stored.segments
-        with self.store.fetch(
-            segments, NOTHING, everything, self.limit, purpose="stream"
-        ) as fetch:
+        with self.store.fetch(segments, NOTHING, everything, self.limit, purpose="stream") as fetch:
             if fetch.resident[0].numel():
                 yield fetch.resident[0], *self.gather(fetch.resident[1])
             for ids, slots in fetch.rounds():
@@ -344,9 +342,7 @@ class Sequence:
         index = stored.index.grown(k, offsets, members, self._medoids)
         charge = IndexCharge(self.store, index.nbytes() - stored.index.nbytes())
         segment = self.store.write(k, v, offsets, members, self.label)
-        self.stored = Stored(
-            (*stored.segments, segment), index, (*stored.charges, charge), profile
-        )
+        self.stored = Stored((*stored.segments, segment), index, (*stored.charges, charge), profile)
         self.limit = self.stored.entries
 
     def _save_profile(self, queries: torch.Tensor, positions: torch.Tensor) -> Profile:
@@ -356,7 +352,9 @@ class Sequence:
         rows = queries.reshape(shape.kv_heads, -1, shape.head_dim).to(shape.dtype)
         half = rows.shape[1] // 2
         clusters = sequence_blocks(half, half or 1)
-        segment = self.store.write(rows[:, :half], rows[:, half:], *clusters, f"{self.label} profile")
+        segment = self.store.write(
+            rows[:, :half], rows[:, half:], *clusters, f"{self.label} profile"
+        )
         return Profile(segment, positions)
 
     def _load_profile(self, profile: Profile) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,16 @@ def test_demo_reports_what_it_did(smollm2: Any, tmp_path: pathlib.Path, drives: 
     figures = tmp_path / "demo.json"
     where = [option for path in drives for option in ("--path", path)]
     result = run(
-        "demo", "--context", 1024, "--tokens", 20, "--dram-bytes", "48MiB", "--json", figures, *where
+        "demo",
+        "--context",
+        1024,
+        "--tokens",
+        20,
+        "--dram-bytes",
+        "48MiB",
+        "--json",
+        figures,
+        *where,
     )
     assert result.exit_code == 0, result.output
     for row in ("KV on SSD", "DRAM for KV", "read per step", "hit rate", "recall", "DynamicCache"):

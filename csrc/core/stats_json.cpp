@@ -97,7 +97,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
     per_drive += Object()
                      .text("name", drives[i]->name())
                      .text("engine", drives[i]->engine())
-                     .number("direct", drives[i]->geometry().direct ? 1 : 0)
+                     .raw("direct", drives[i]->geometry().direct ? "true" : "false")
                      .number("block", drives[i]->geometry().block)
                      .seconds("t_base", shapes[i].model.t_base)
                      .seconds("t_transfer", shapes[i].model.t_transfer)

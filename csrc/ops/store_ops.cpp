@@ -49,8 +49,8 @@ struct KeysValues {
     Argument{op, "k", k}.on_cpu().dim(3).floating();
     Argument{op, "v", v}.on_cpu().dim(3).dtype(k.scalar_type());
     for (int axis = 0; axis < 3; ++axis) {
-      check(k.size(axis) == v.size(axis), op, ": `k` is ", describe(k), " but `v` is ",
-            describe(v), "; both hold [kv_heads, entries, head_dim]");
+      check(k.size(axis) == v.size(axis), op, ": `k` is ", describe(k), " but `v` is ", describe(v),
+            "; both hold [kv_heads, entries, head_dim]");
     }
     check(k.size(0) > 0 && k.size(2) > 0, op, ": `k` is ", describe(k),
           "; an entry needs at least one head and one feature");
@@ -117,10 +117,9 @@ void store_set_entry_bytes(int64_t handle, int64_t entry_bytes) {
 
 Tensor store_pool(int64_t handle) {
   const std::shared_ptr<Region> region = store_of(handle)->region();
-  return torch::stable::from_blob(
-      region->data(), {static_cast<int64_t>(region->size())}, {1},
-      torch::stable::Device(torch::headeronly::DeviceType::CPU), ScalarType::Byte,
-      [region](void*) {});
+  return torch::stable::from_blob(region->data(), {static_cast<int64_t>(region->size())}, {1},
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  ScalarType::Byte, [region](void*) {});
 }
 
 void store_charge(int64_t handle, int64_t bytes) { store_of(handle)->charge_index(bytes); }
@@ -172,9 +171,8 @@ std::tuple<int64_t, Tensor, Tensor> fetch_submit(int64_t handle, std::vector<int
                                                  std::string purpose) {
   const Tensor cluster_list = checked_list("fetch_submit", "clusters", clusters);
   const Tensor entry_list = checked_list("fetch_submit", "entries", entries);
-  const Store::Submitted submitted =
-      store_of(handle)->submit(segments, as_span(cluster_list), as_span(entry_list), limit,
-                               purpose_of(purpose));
+  const Store::Submitted submitted = store_of(handle)->submit(
+      segments, as_span(cluster_list), as_span(entry_list), limit, purpose_of(purpose));
   return {submitted.ticket, int64_tensor(submitted.resident.ids),
           int64_tensor(submitted.resident.slots)};
 }

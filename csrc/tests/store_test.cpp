@@ -381,7 +381,8 @@ TEST(Store, NumbersOutOfRangeAreRefused) {
 
 TEST(Store, ThreadsFetchAndWriteAtTheSameTime) {
   StoreOptions options;
-  options.staging_bytes = 96 << 10;  // less than the threads want together: they wait for each other
+  options.staging_bytes =
+      96 << 10;  // less than the threads want together: they wait for each other
   Rig rig(3, options);
   const Data data(600, 1);
   const int64_t segment = rig.store->write(data.source(), 600, overlapping(600), "layer 0");

@@ -1,9 +1,9 @@
-"""At sparsity 1.0 a patched model equals the stock one, through real drives, however it is called."""
+"""At sparsity 1.0 a patched model equals the stock one on real drives, however it is called."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,8 +89,8 @@ def calls(ids: Tensor) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(params=KINDS)
-def model(request: pytest.FixtureRequest, tiny_model: Callable[..., Any]) -> Iterator[Any]:
-    yield tiny_model(request.param)
+def model(request: pytest.FixtureRequest, tiny_model: Callable[..., Any]) -> Any:
+    return tiny_model(request.param)
 
 
 @pytest.mark.parametrize("chunk", [None, 50, 8], ids=["whole", "chunks-50", "chunks-8"])
@@ -126,7 +126,9 @@ def test_a_lost_block_shows(
     expected = teacher_forced(model, ids, mask)
     fetch = Store.fetch
 
-    def lose_a_block(self: Store, segments: Any, clusters: Tensor, entries: Tensor, *a: Any, **k: Any):
+    def lose_a_block(
+        self: Store, segments: Any, clusters: Tensor, entries: Tensor, *a: Any, **k: Any
+    ):
         return fetch(self, segments, clusters, entries[(entries < 32) | (entries >= 48)], *a, **k)
 
     monkeypatch.setattr(Store, "fetch", lose_a_block)
@@ -206,7 +208,9 @@ def test_cropping_into_the_stored_part(model: Any, ids: Tensor, drives: list[str
     assert (torch.cat(got, 1) - whole[:, start:]).abs().max() < 1e-9
 
 
-def test_long_generation_from_a_short_prompt(ids: Tensor, drives: list[str], tiny_model: Any) -> None:
+def test_long_generation_from_a_short_prompt(
+    ids: Tensor, drives: list[str], tiny_model: Any
+) -> None:
     """Everything that is stored was generated; codes are trained anew as the context doubles."""
     model = tiny_model("llama")
     arguments = {"input_ids": ids[:2, :5], "do_sample": False, "max_new_tokens": 320}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,11 +25,11 @@ def text(smollm2: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def paths(tmp_path: Any) -> Iterator[list[str]]:
+def paths(tmp_path: Any) -> list[str]:
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:
         folder.mkdir()
-    yield [str(folder) for folder in folders]
+    return [str(folder) for folder in folders]
 
 
 def resident_bytes(address: int) -> int:
@@ -74,9 +73,7 @@ def test_perplexity_kl_and_memory(smollm2: Any, text: Any, paths: list[str]) -> 
     assert 0.3 < stats.hit_rate < 1
 
 
-def test_without_the_context_the_goal_is_missed(
-    smollm2: Any, text: Any, paths: list[str]
-) -> None:
+def test_without_the_context_the_goal_is_missed(smollm2: Any, text: Any, paths: list[str]) -> None:
     """The negative control: sinks, window and next to nothing else."""
     model, _ = smollm2
     ids, reference = text
