@@ -246,14 +246,14 @@ def test_entries_larger_than_staging_are_refused_wherever_they_come_first(
     drives: list[str],
 ) -> None:
     large = Data.random(3, 8, 128, torch.float64)  # 16 KiB
-    text = r"`staging_bytes` \(24576\) does not hold two entries of 16384 bytes"
+    text = r"`staging_bytes` \(40960\) does not hold two entries of 16384 bytes"
     uses: list[Callable[[Store], Any]] = [
         large.write,
         lambda store: store.append(large.k, large.v),
         lambda store: store.set_entry_bytes(16384),
     ]
     for use in uses:
-        store = open_store(drives[:1], staging_bytes=24 << 10)
+        store = open_store(drives[:1], staging_bytes=40 << 10)
         with pytest.raises(ArgumentError, match=text):
             use(store)
         assert_holds(fetch(store, entries=NUMBERS), DATA.rows(), range(10))
