@@ -212,7 +212,7 @@ class SequenceMachine(RuleBasedStateMachine):
         pair = self.pick(data)
         pair.sequence.append(*self.grow(pair, count))
 
-    @rule(data=st.data(), count=st.integers(1, 16))
+    @rule(data=st.data(), count=st.sampled_from([1, 2, 5, 8, 13, 16]))
     def ingest(self, data: Any, count: int) -> None:
         pair = self.pick(data)
         queries = torch.randn(4, count, 8, generator=self.generator)
@@ -230,11 +230,7 @@ class SequenceMachine(RuleBasedStateMachine):
         sequence.prepare()
         assert sequence.stored is None or sequence.stored.profile is None
 
-    @rule(data=st.data())
-    def relay(self, data: Any) -> None:
-        self.pick(data).sequence.relay()
-
-    @rule(data=st.data(), count=st.integers(0, 12))
+    @rule(data=st.data(), count=st.sampled_from([0, 1, 3, 6, 8, 12]))
     def crop(self, data: Any, count: int) -> None:
         pair = self.pick(data)
         count = min(count, len(pair.tokens))
