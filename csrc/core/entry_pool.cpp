@@ -35,6 +35,7 @@ Region::Region(uint64_t bytes) : size_(round_to_pages(std::max<uint64_t>(bytes, 
                                           ". Lower `dram_bytes` or raise the limit (ulimit -v).");
   }
   data_ = static_cast<std::byte*>(memory);
+  madvise(data_, size_, MADV_NOHUGEPAGE);  // a huge page would hold memory that nobody reserved
 }
 
 Region::~Region() { munmap(data_, size_); }
@@ -52,20 +53,21 @@ EntryPool::EntryPool(uint64_t staging_bytes, uint64_t window_bytes, uint64_t cac
       window_bytes_(static_cast<int64_t>(round_to_pages(window_bytes))),
       cache_base_(staging_bytes_ + window_bytes_),
       cache_bytes_(static_cast<int64_t>(round_to_pages(cache_bytes))) {
-  budget_.reserve(Use::kStaging, staging_bytes_);
+  // One page more: the last page of the cache is held whole.
+  budget_.reserve(Use::kStaging, staging_bytes_ + page_size());
   try {
     region_ = std::make_shared<Region>(staging_bytes_ + window_bytes_ + cache_bytes_);
   } catch (...) {
-    budget_.release(Use::kStaging, staging_bytes_);
+    budget_.release(Use::kStaging, staging_bytes_ + page_size());
     throw;
   }
 }
 
 EntryPool::~EntryPool() {
   for (const Chunk& chunk : chunks_) {
-    if (chunk.reserved) budget_.release(Use::kWindow, chunk_bytes());
+    if (chunk.reserved) budget_.release(Use::kWindow, chunk_bytes_);
   }
-  budget_.release(Use::kStaging, staging_bytes_);
+  budget_.release(Use::kStaging, staging_bytes_ + page_size());
 }
 
 void EntryPool::set_entry_bytes(int64_t entry_bytes) {
@@ -79,19 +81,23 @@ void EntryPool::set_entry_bytes(int64_t entry_bytes) {
   }
   entry_bytes_ = entry_bytes;
   chunk_slots_ = std::max<int64_t>(1, kChunkBytes / entry_bytes_);
-  chunks_.resize(window_bytes_ / chunk_bytes());
+  chunk_bytes_ = static_cast<int64_t>(round_to_pages(chunk_slots_ * entry_bytes_));
+  chunks_.resize(window_bytes_ / chunk_bytes_);
   references_.assign(chunks_.size() * chunk_slots_, 0);
 }
 
 int64_t EntryPool::index_of(int64_t slot) const {
   const int64_t offset = slot - staging_bytes_;
-  const int64_t index = entry_bytes_ ? offset / entry_bytes_ : -1;
-  if (offset < 0 || entry_bytes_ == 0 || offset % entry_bytes_ != 0 ||
-      index >= static_cast<int64_t>(references_.size()) || references_[index] == 0) {
-    throw Error(ErrorKind::kArgument,
-                "slot " + std::to_string(slot) + " is not an allocated window slot of this store");
+  if (offset >= 0 && entry_bytes_ > 0) {
+    const int64_t within = offset % chunk_bytes_;
+    const int64_t index = offset / chunk_bytes_ * chunk_slots_ + within / entry_bytes_;
+    const bool on_a_slot = within % entry_bytes_ == 0 && within / entry_bytes_ < chunk_slots_;
+    if (on_a_slot && index < static_cast<int64_t>(references_.size()) && references_[index] > 0) {
+      return index;
+    }
   }
-  return index;
+  throw Error(ErrorKind::kArgument,
+              "slot " + std::to_string(slot) + " is not an allocated window slot of this store");
 }
 
 std::vector<int64_t> EntryPool::allocate(int64_t count) {
@@ -108,7 +114,7 @@ std::vector<int64_t> EntryPool::allocate(int64_t count) {
                       "no window slot is left of " + std::to_string(window_slots_) +
                           ": `dram_bytes` is too small for this batch and `window`");
         }
-        budget_.reserve(Use::kWindow, chunk_bytes());
+        budget_.reserve(Use::kWindow, chunk_bytes_);
         Chunk& chunk = chunks_[chunk_hint];
         chunk.reserved = true;
         for (int32_t i = static_cast<int32_t>(chunk_slots_); i-- > 0;) chunk.free.push_back(i);
@@ -122,7 +128,7 @@ std::vector<int64_t> EntryPool::allocate(int64_t count) {
       ++window_slots_;
       if (chunk.free.empty()) open_chunks_.erase(number);
       references_[index] = 1;
-      slots.push_back(staging_bytes_ + index * entry_bytes_);
+      slots.push_back(slot_of(index));
     }
   } catch (const Error&) {
     release(slots);
@@ -146,7 +152,10 @@ void EntryPool::release(std::span<const int64_t> slots) {
       if (--references_[index] == 0) unused.push_back(index);
     }
   } catch (const Error&) {
-    while (dropped-- > 0) ++references_[(slots[dropped] - staging_bytes_) / entry_bytes_];
+    for (const int64_t slot : slots.first(dropped)) {
+      const int64_t offset = slot - staging_bytes_;
+      ++references_[offset / chunk_bytes_ * chunk_slots_ + offset % chunk_bytes_ / entry_bytes_];
+    }
     throw;
   }
   for (const int64_t index : unused) {
@@ -159,13 +168,16 @@ void EntryPool::release(std::span<const int64_t> slots) {
     open_chunks_.erase(number);
     chunk.free.clear();
     chunk.reserved = false;
-    region_->discard(staging_bytes_ + number * chunk_bytes(), chunk_bytes());
-    budget_.release(Use::kWindow, chunk_bytes());
+    region_->discard(staging_bytes_ + number * chunk_bytes_, chunk_bytes_);
+    budget_.release(Use::kWindow, chunk_bytes_);
   }
 }
 
 void EntryPool::discard_cache(int64_t first, int64_t last) const {
-  if (first < last) region_->discard(cache_slot(first), (last - first) * entry_bytes_);
+  if (first >= last) return;
+  // Up to the end of the last page: it would stay behind for good when the next slots go.
+  const uint64_t end = round_to_pages(cache_slot(last));
+  region_->discard(cache_slot(first), end - cache_slot(first));
 }
 
 }  // namespace swarm_kv

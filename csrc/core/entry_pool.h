@@ -61,7 +61,7 @@ class EntryPool {
 
   int64_t cache_slot(int64_t index) const { return cache_base_ + index * entry_bytes_; }
   int64_t cache_slots_max() const { return entry_bytes_ == 0 ? 0 : cache_bytes_ / entry_bytes_; }
-  // Memory of cache slots [first, last) back to the kernel.
+  // Memory of cache slots [first, last) back to the kernel; no slot from `last` on may be in use.
   void discard_cache(int64_t first, int64_t last) const;
 
  private:
@@ -71,7 +71,10 @@ class EntryPool {
     bool reserved = false;
   };
 
-  int64_t chunk_bytes() const { return chunk_slots_ * entry_bytes_; }
+  int64_t slot_of(int64_t index) const {
+    return staging_bytes_ + index / chunk_slots_ * chunk_bytes_ +
+           index % chunk_slots_ * entry_bytes_;
+  }
   int64_t index_of(int64_t slot) const;
 
   Budget& budget_;
@@ -82,6 +85,7 @@ class EntryPool {
   std::shared_ptr<Region> region_;
   int64_t entry_bytes_ = 0;
   int64_t chunk_slots_ = 0;
+  int64_t chunk_bytes_ = 0;  // whole pages, so that a chunk without entries leaves none behind
   int64_t window_slots_ = 0;
   std::vector<Chunk> chunks_;
   std::set<int64_t> open_chunks_;  // reserved chunks with a free slot, lowest first

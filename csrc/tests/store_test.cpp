@@ -1,7 +1,10 @@
 #include "core/store.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <random>
@@ -230,6 +233,34 @@ TEST(Store, HoldsNoMoreThanTheBudgetAndYieldsTheCache) {
   EXPECT_NE(message.find("dram_bytes"), std::string::npos) << message;
   rig.store->release(slots);
   EXPECT_EQ(kind_of([&] { rig.store->release(slots); }), ErrorKind::kArgument);
+}
+
+// What the kernel holds in memory of the store's address range.
+uint64_t resident_bytes(const Region& region) {
+  const uint64_t page = sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> pages(region.size() / page);
+  if (mincore(region.data(), region.size(), pages.data()) != 0) return 0;
+  return page * std::count_if(pages.begin(), pages.end(), [](auto flags) { return flags & 1; });
+}
+
+TEST(Store, MemoryThatIsGivenUpReallyGoes) {
+  StoreOptions options;
+  options.dram_bytes = 1 << 20;
+  options.staging_bytes = 64 << 10;
+  Rig rig(2, options);
+  const Data data(1200, 1), recent(37, 2);
+  const int64_t segment = rig.store->write(data.source(), 1200, overlapping(1200), "layer 0");
+  std::vector<std::vector<int64_t>> held;
+  for (int step = 0; step < 60; ++step) {  // the window grows and shrinks, the cache gives way
+    fetch(*rig.store, data, {segment}, {}, range(0, 1200), 1200);
+    held.push_back(rig.store->append(recent.source(), 37));
+    if (step % 20 == 19) {
+      for (const auto& slots : held) rig.store->release(slots);
+      held.clear();
+    }
+    ASSERT_LE(resident_bytes(*rig.store->region()), options.dram_bytes) << "step " << step;
+  }
+  EXPECT_GT(resident_bytes(*rig.store->region()), options.dram_bytes / 2);
 }
 
 TEST(Store, PinnedEntriesSurviveWhenTheCacheMustYield) {
