@@ -262,6 +262,10 @@ TEST(Store, MemoryThatIsGivenUpReallyGoes) {
   }
   fetch(*rig.store, data, {segment}, {}, range(0, 1200), 1200);  // the cache takes it all again
   EXPECT_GT(resident_bytes(*rig.store->region()), options.dram_bytes / 2);
+  for (int i = 1; i <= 300; ++i) {  // in small steps, each a part of a page
+    rig.store->charge_index(1000);
+    ASSERT_LE(resident_bytes(*rig.store->region()) + i * 1000, options.dram_bytes) << i;
+  }
 }
 
 TEST(Store, PinnedEntriesSurviveWhenTheCacheMustYield) {
