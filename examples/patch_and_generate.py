@@ -17,7 +17,9 @@ def main() -> None:
     model, tokenizer = models.load("smollm2")
     inputs = texts.token_ids(tokenizer, 2048)
     with swarm_kv.patch(model, swarm_kv.SwarmConfig(drives, dram_bytes="64MiB")) as swarm:
-        cache = swarm.new_cache()  # kept, so that a second turn goes on where the first ended
+        # Kept, so that a second turn goes on where the first ended (before transformers 5.24 the
+        # argument is `past_key_values`).
+        cache = swarm.new_cache()
         output = model.generate(inputs, cache=cache, max_new_tokens=32, do_sample=False)
         print(tokenizer.decode(output[0, inputs.shape[1] :]))
         stats = swarm.stats()

@@ -186,7 +186,7 @@ def select_two_level(
     members: Tensor,
     budget: int,
     request_cost: float = 1.5,
-    single_share: float = 0.1,
+    single_share: float = 0.3,
 ) -> tuple[Tensor, Tensor]:
     """Takes clusters by gain per I/O cost, then the strongest entries outside them one by one.
 

@@ -141,7 +141,7 @@ def select_two_level(
     members: Tensor,
     budget: int,
     request_cost: float = 1.5,
-    single_share: float = 0.1,
+    single_share: float = 0.3,
 ) -> tuple[Tensor, Tensor]:
     """See `swarm_kv.ops.select_two_level`."""
     probs = probs.float()
