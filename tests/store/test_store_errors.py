@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import logging
+import mmap
 import os
 import pathlib
 import re
@@ -295,8 +296,9 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[SwarmError], str]] = {
     "dram_bytes below staging": (
         {"dram_bytes": "512KiB", "staging_bytes": "1MiB"},
         CapacityError,
-        "`dram_bytes` (524288) is too small: staging needs 1048576 more bytes and 0 are held "
-        "already, so at least 1048576 are needed",
+        # A page more than the staging memory: the cache's last page is held whole.
+        f"`dram_bytes` (524288) is too small: staging needs {(1 << 20) + mmap.PAGESIZE} more bytes "
+        f"and 0 are held already, so at least {(1 << 20) + mmap.PAGESIZE} are needed",
     ),
     "staging_bytes below the drives' buffers": (
         {"staging_bytes": 4096},
