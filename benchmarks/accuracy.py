@@ -7,13 +7,9 @@ it shows that the text needs the context, so that the goals could be missed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import pathlib
-import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from tqdm import tqdm
@@ -23,6 +19,7 @@ from benchmarks.harness import Report
 from swarm_kv import eval as evaluation
 from swarm_kv import models, texts
 from swarm_kv.cache import kv_bytes
+from swarm_kv.demo import drive_paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +41,6 @@ class Parameters:
 
 
 QUICK = {"steps": 128}
-
-
-@contextlib.contextmanager
-def storage(parameters: Parameters) -> Iterator[list[str]]:
-    if parameters.paths:
-        yield list(parameters.paths)
-        return
-    with tempfile.TemporaryDirectory(prefix="swarm_kv_bench_") as root:
-        paths = [pathlib.Path(root, f"drive{i}") for i in range(parameters.drives)]
-        for path in paths:
-            path.mkdir()
-        yield [str(path) for path in paths]
 
 
 def run(parameters: Parameters, report: Report) -> None:
@@ -86,7 +71,7 @@ def run(parameters: Parameters, report: Report) -> None:
         report.measure(f"{row}: prefill and decode", "s", seconds)
         return result, stats
 
-    with storage(parameters) as paths:
+    with drive_paths(parameters.paths, parameters.drives) as paths:
         sparse, stats = compare(f"sparsity {parameters.sparsity:g}", paths, parameters.sparsity)
         control, _ = compare("sinks and window only", paths, 1 / context)
         with swarm_kv.patch(model, config(paths, parameters.passkey_context, parameters.sparsity)):

@@ -65,7 +65,7 @@ def minimum_dram_bytes(
     """
     text = model_config.get_text_config(decoder=True)
     resident = config.sinks + config.window + config.flush
-    codes = _kv_heads(text) * (config.code_bytes or max(1, _head_dim(text) // 8))
+    codes = _kv_heads(text) * config.code_parts(_head_dim(text))
     index = max(0, context - resident) * (codes + LEAST_INDEX_BYTES)
     layers = len(full_attention_layers(model_config))
     window = kv_bytes(model_config, dtype, resident)

@@ -179,6 +179,10 @@ class SwarmConfig:
             return int(self.staging_bytes)
         return default_staging(int(self.dram_bytes))
 
+    def code_parts(self, head_dim: int) -> int:
+        """Bytes of a key's code per KV head of `head_dim` features: `code_bytes` or its default."""
+        return self.code_bytes or max(1, head_dim // 8)
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 

@@ -8,7 +8,7 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ def run(
     }
     size = kv_bytes(model.config, model.dtype, prompt.shape[1])
 
-    with _paths(options) as paths:
+    with drive_paths(options.paths, options.drives) as paths:
         config = SwarmConfig(
             paths=paths,
             sparsity=options.sparsity,
@@ -178,12 +178,13 @@ def _prompt(tokenizer: Any, options: DemoOptions) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _paths(options: DemoOptions) -> Iterator[list[str]]:
-    if options.paths:
-        yield list(options.paths)
+def drive_paths(given: Sequence[str], count: int) -> Iterator[list[str]]:
+    """The directories `given`, or `count` temporary ones that go at the end."""
+    if given:
+        yield list(given)
         return
-    with tempfile.TemporaryDirectory(prefix="swarm_kv_demo_") as root:
-        paths = [pathlib.Path(root, f"drive{number}") for number in range(options.drives)]
+    with tempfile.TemporaryDirectory(prefix="swarm_kv_") as root:
+        paths = [pathlib.Path(root, f"drive{number}") for number in range(count)]
         for path in paths:
             path.mkdir(mode=0o700)
         yield [str(path) for path in paths]

@@ -96,12 +96,7 @@ def typed_errors(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
+        with converted():
             return function(*args, **kwargs)
-        except RuntimeError as error:
-            converted = convert(error)
-            if converted is error:
-                raise
-            raise converted from None
 
     return wrapper

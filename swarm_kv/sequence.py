@@ -184,9 +184,13 @@ class Sequence:
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Add the newest entries [kv_heads, n, head_dim] to fast memory."""
+        self.window.append(*self._fill_sinks(k, v))
+
+    def _fill_sinks(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make the first entries of the sequence its sinks; returns the other ones."""
         first = min(k.shape[1], self.config.sinks - len(self.sinks))
         self.sinks.append(k[:, :first], v[:, :first])
-        self.window.append(k[:, first:], v[:, first:])
+        return k[:, first:], v[:, first:]
 
     def ingest(self, k: torch.Tensor, v: torch.Tensor, q: torch.Tensor) -> None:
         """Add a prefill chunk: the newest entries stay in the window, the others go to the drives.
@@ -197,9 +201,7 @@ class Sequence:
                 profile (DESIGN D2: a context is profiled by its own queries).
         """
         before = len(self)
-        first = min(k.shape[1], self.config.sinks - len(self.sinks))
-        self.sinks.append(k[:, :first], v[:, :first])
-        fresh_k, fresh_v = k[:, first:], v[:, first:]
+        fresh_k, fresh_v = self._fill_sinks(k, v)
         leaving = len(self.window) + fresh_k.shape[1] - self.config.window
         if leaving < self.config.flush:
             self.window.append(fresh_k, fresh_v)
@@ -288,7 +290,7 @@ class Sequence:
             return
         keys, _ = self.read_all()
         working.release()
-        codebook = train(keys, self._code_parts)
+        codebook = train(keys, self.config.code_parts(self.geometry.head_dim))
         codes = dataclasses.replace(stored.index, codebook=codebook, codes=codebook.encode(keys))
         self.stored = dataclasses.replace(stored, index=codes)
 
@@ -313,10 +315,6 @@ class Sequence:
             bits, config.tau, config.max_size, config.max_replicas, config.min_activation
         )
 
-    @property
-    def _code_parts(self) -> int:
-        return self.config.code_bytes or max(1, self.geometry.head_dim // 8)
-
     def _write(self, k: torch.Tensor, v: torch.Tensor, profile: Profile | None) -> None:
         if self.stored is not None and self.limit < self.stored.entries:
             self.relay()  # what a crop left behind must not come back into reach
@@ -328,7 +326,7 @@ class Sequence:
     def _write_first(
         self, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, members: torch.Tensor
     ) -> None:
-        codebook = train(k, self._code_parts)
+        codebook = train(k, self.config.code_parts(self.geometry.head_dim))
         index = build(codebook, k, offsets, members, self._medoids)
         charge = IndexCharge(self.store, index.nbytes())
         segment = self.store.write(k, v, offsets, members, self.label)

@@ -104,10 +104,10 @@ class Store:
         with errors.converted():
             _ops.store_set_entry_bytes(self._handle, entry_bytes)
 
-    def charge(self, entry_bytes: int) -> None:
-        """Count index memory that Python holds against `dram_bytes`; negative gives it back."""
+    def charge(self, size: int) -> None:
+        """Count bytes that an index holds in Python against `dram_bytes`; negative gives back."""
         with errors.converted():
-            _ops.store_charge(self._handle, entry_bytes)
+            _ops.store_charge(self._handle, size)
 
     def counters(self) -> dict[str, Any]:
         """The counters of `csrc/core/stats_json.h`."""

@@ -41,6 +41,4 @@ std::unique_ptr<CachePolicy> make_cache_policy(const std::string& name) {
   return registry().make(name);
 }
 
-std::vector<std::string> cache_policy_names() { return registry().names(); }
-
 }  // namespace swarm_kv

@@ -23,6 +23,5 @@ class CachePolicy {
 // where "lru", the time of the last activation, thrashes. Throws Error(kArgument) listing the
 // names.
 std::unique_ptr<CachePolicy> make_cache_policy(const std::string& name);
-std::vector<std::string> cache_policy_names();
 
 }  // namespace swarm_kv

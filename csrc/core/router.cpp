@@ -91,6 +91,4 @@ const Registry<Router>& registry() {
 
 std::unique_ptr<Router> make_router(const std::string& name) { return registry().make(name); }
 
-std::vector<std::string> router_names() { return registry().names(); }
-
 }  // namespace swarm_kv

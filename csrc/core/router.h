@@ -26,6 +26,5 @@ class Router {
 // balance; ties go to the lower drive. "static": always the first copy.
 // Throws Error(kArgument) listing the names.
 std::unique_ptr<Router> make_router(const std::string& name);
-std::vector<std::string> router_names();
 
 }  // namespace swarm_kv

@@ -138,11 +138,6 @@ void Store::fix_entry_bytes(int64_t entry_bytes) {
   pool_.set_entry_bytes(entry_bytes);
 }
 
-int64_t Store::entry_bytes() {
-  const std::lock_guard lock(mutex_);
-  return pool_.entry_bytes();
-}
-
 std::shared_ptr<Region> Store::region() { return pool_.region(); }
 
 void Store::charge_index(int64_t bytes) {
@@ -257,20 +252,6 @@ void Store::free_segment(int64_t segment) {
 Clusters Store::clusters_of(int64_t segment) {
   const std::lock_guard lock(mutex_);
   return held(segment).segment->clusters;
-}
-
-void Store::read_copy(int64_t segment_id, int64_t member_position, std::byte* out) {
-  const std::lock_guard lock(mutex_);
-  check_open();
-  const Segment& segment = *held(segment_id).segment;
-  const auto copies = static_cast<int64_t>(segment.placement.copies.size());
-  if (member_position < 0 || member_position >= copies) {
-    throw Error(ErrorKind::kArgument, "member position " + std::to_string(member_position) +
-                                          " is outside [0, " + std::to_string(copies) + ")");
-  }
-  const int32_t drive = segment.placement.copies[member_position].drive;
-  drives_[drive]->read(segment.offset_of(member_position),
-                       {out, static_cast<size_t>(segment.entry_bytes)});
 }
 
 std::string Store::stats() {

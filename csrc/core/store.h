@@ -58,7 +58,6 @@ class Store {
 
   // Fixes the size of an entry; a different size later is Error(kArgument).
   void set_entry_bytes(int64_t entry_bytes);
-  int64_t entry_bytes();
   std::shared_ptr<Region> region();
 
   // Charges (or with a negative number returns) index memory that the caller keeps.
@@ -77,8 +76,6 @@ class Store {
   void free_segment(int64_t segment);
   // As stored: offsets and members through the segment's own entries.
   Clusters clusters_of(int64_t segment);
-  // Copies an entry from the drive, uncached and checked; for tests and tools.
-  void read_copy(int64_t segment, int64_t member_position, std::byte* out);
 
   struct Submitted {
     int64_t ticket;
