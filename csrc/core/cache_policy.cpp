@@ -7,15 +7,26 @@ namespace {
 
 class DecayedFrequency : public CachePolicy {
  public:
-  // Instead of multiplying every heat by 0.9, each step's increment grows by 1/0.9.
+  // Instead of multiplying every heat by kDecay, each step's increment grows by 1/kDecay.
   void touch(Residency& residency, std::span<const int32_t> entries) const override {
-    residency.step /= 0.9f;
+    residency.step /= kDecay;
     if (residency.step > 1e18f) {
       for (float& heat : residency.heat) heat /= residency.step;
       residency.step = 1.0f;
     }
     for (const int32_t entry : entries) residency.heat[entry] += residency.step;
   }
+
+  void prime(Residency& residency, std::span<const int32_t> activations,
+             int64_t queries) const override {
+    const float steady = residency.step / (1 - kDecay) / static_cast<float>(queries);
+    for (size_t entry = 0; entry < activations.size(); ++entry) {
+      residency.heat[entry] = steady * static_cast<float>(activations[entry]);
+    }
+  }
+
+ private:
+  static constexpr float kDecay = 0.9f;
 };
 
 class LeastRecentlyUsed : public CachePolicy {
@@ -23,6 +34,15 @@ class LeastRecentlyUsed : public CachePolicy {
   void touch(Residency& residency, std::span<const int32_t> entries) const override {
     residency.step += 1.0f;
     for (const int32_t entry : entries) residency.heat[entry] = residency.step;
+  }
+
+  // Older than every step, the more often activated the younger.
+  void prime(Residency& residency, std::span<const int32_t> activations,
+             int64_t queries) const override {
+    for (size_t entry = 0; entry < activations.size(); ++entry) {
+      residency.heat[entry] =
+          static_cast<float>(activations[entry]) / static_cast<float>(queries) * residency.step;
+    }
   }
 };
 

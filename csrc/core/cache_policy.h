@@ -17,6 +17,11 @@ class CachePolicy {
 
   // Called once per decoding step with the entries that the step activated.
   virtual void touch(Residency& residency, std::span<const int32_t> entries) const = 0;
+
+  // Called once, before any step, with how many of a profile's `queries` activated each entry: the
+  // heat as if decoding had gone on like the profile for long.
+  virtual void prime(Residency& residency, std::span<const int32_t> activations,
+                     int64_t queries) const = 0;
 };
 
 // "decayed_frequency": activations counted with a decay of 0.9 per step; keeps the working set

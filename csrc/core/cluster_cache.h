@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -23,6 +24,11 @@ class ClusterCache {
   void add(Segment& segment);
   void remove(Segment& segment);
 
+  // Before the first step: heats a segment's entries by its profile and copies `entries`, in order,
+  // into memory that is free and then into the segment's share. `copy(entry, out)` writes one.
+  void fill(Segment& segment, std::span<const int32_t> activations, int64_t queries,
+            std::span<const int32_t> entries, const std::function<void(int32_t, std::byte*)>& copy);
+
   // Counts one decoding step's activated entries.
   void touch(Segment& segment, std::span<const int32_t> entries) {
     policy_->touch(segment.residency, entries);
@@ -33,8 +39,9 @@ class ClusterCache {
     const int32_t index = segment.residency.slot[entry];
     return index < 0 ? -1 : pool_.cache_slot(index);
   }
-  void pin(Segment& segment, int64_t entry) { ++segment.residency.pinned[entry]; }
-  void unpin(Segment& segment, int64_t entry) { --segment.residency.pinned[entry]; }
+  // A cached entry stays where it is while it is pinned; each pin needs its unpin.
+  void pin(const Segment& segment, int64_t entry) { ++owner_of(segment, entry).pins; }
+  void unpin(const Segment& segment, int64_t entry) { --owner_of(segment, entry).pins; }
 
   // Offers entries that were read (slots in the pool) to the cache; the hotter ones are copied in.
   void admit(Segment& segment, std::span<const int32_t> entries, std::span<const int64_t> slots);
@@ -50,13 +57,25 @@ class ClusterCache {
     Segment* segment = nullptr;
     int32_t entry = 0;
     int32_t position = 0;  // in the segment's list of cached entries
+    int32_t pins = 0;      // fetches that point at the cached copy
   };
 
+  Owner& owner_of(const Segment& segment, int64_t entry) {
+    return owners_[segment.residency.slot[entry]];
+  }
+  bool pinned(const Segment& segment, int64_t entry) { return owner_of(segment, entry).pins > 0; }
+  // What the budget is charged per slot: the entry and the lists that name it.
+  int64_t slot_bytes() const;
   int64_t share_of(const Segment& segment) const;
   bool grow();
   void evict(Segment& segment, int32_t entry);
-  void put(Segment& segment, int32_t entry, int64_t slot);
-  bool take_from_richest(const Segment& poor);
+  // Takes a free slot for an entry and returns where its bytes belong.
+  std::byte* put(Segment& segment, int32_t entry);
+  // Free slots for the segment, up to `wanted`, from the budget or from segments above their share.
+  void make_room(const Segment& segment, int64_t wanted);
+  bool take_from_richest(const Segment& poor, int64_t wanted);
+  // The segment's coldest cached entries that are not pinned, coldest first, up to `count`.
+  std::vector<int32_t> coldest(const Segment& segment, int64_t count);
 
   EntryPool& pool_;
   Budget& budget_;

@@ -4,6 +4,14 @@
 
 namespace swarm_kv {
 
+std::vector<double> speeds(const std::vector<DriveShape>& drives, int64_t entry_bytes) {
+  std::vector<double> speeds;
+  for (const DriveShape& drive : drives) {
+    speeds.push_back(1 / drive.model.seconds(1, static_cast<uint64_t>(entry_bytes)));
+  }
+  return speeds;
+}
+
 std::vector<Read> coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives,
                            uint64_t max_read) {
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {

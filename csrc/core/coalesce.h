@@ -29,6 +29,9 @@ struct DriveShape {
   uint32_t block = 512;  // bytes: requests begin and end on its multiples
 };
 
+// Entries per second that each drive serves when they are read one by one.
+std::vector<double> speeds(const std::vector<DriveShape>& drives, int64_t entry_bytes);
+
 // Sorts `pieces` by drive and offset and joins neighbours into one request where reading the gap
 // between them costs no more seconds than a further request would, up to `max_read` bytes. Requests
 // of the drives alternate, so that all drives start at once.

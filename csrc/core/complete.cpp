@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 #include "core/store.h"
 #include "io/error.h"
@@ -24,7 +25,7 @@ Store::Round Store::wait(int64_t id) {
     }
   }
   if (!fetch.in_flight) {
-    if (fetch.next_read == fetch.reads.size()) return {{}, false};
+    if (fetch.next_read == fetch.plan.reads.size()) return {{}, false};
     throw Error(ErrorKind::kCapacity,
                 "the staging arena (" + std::to_string(arena_.size()) + " bytes, " +
                     std::to_string(arena_.used()) +
@@ -48,21 +49,19 @@ Store::Round Store::wait(int64_t id) {
   try {
     finish_round(fetch, failures);
     for (size_t i = fetch.delivered->first; i < fetch.delivered->last; ++i) {
-      const Read& read = fetch.reads[i];
+      const Read& read = fetch.plan.reads[i];
       for (int32_t p = read.first; p < read.first + read.count; ++p) {
-        const Piece& piece = fetch.pieces[p];
+        const Piece& piece = fetch.plan.pieces[p];
         result.fetched.ids.push_back(fetch.wanted.entries[piece.wanted].id);
-        result.fetched.slots.push_back(
-            static_cast<int64_t>(fetch.delivered->arena_offset[i - fetch.delivered->first] +
-                                 piece.offset - read.offset));
       }
     }
+    result.fetched.slots = fetch.delivered->slots;
     start_round(fetch);
   } catch (...) {
     drop_ticket(id);
     throw;
   }
-  result.more = fetch.next_read < fetch.reads.size() || fetch.in_flight != nullptr;
+  result.more = fetch.next_read < fetch.plan.reads.size() || fetch.in_flight != nullptr;
   return result;
 }
 
@@ -76,7 +75,8 @@ void Store::await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch) {
       return other.owner != fetch.owner && (other.in_flight || other.delivered);
     });
   };
-  while (!fetch.in_flight && fetch.next_read < fetch.reads.size() && held_by_another_thread()) {
+  while (!fetch.in_flight && fetch.next_read < fetch.plan.reads.size() &&
+         held_by_another_thread()) {
     fetch.waiting = true;
     const auto woken = arena_released_.wait_until(lock, deadline);
     fetch.waiting = false;
@@ -93,7 +93,8 @@ void Store::release_round(std::unique_ptr<ReadRound>& round) {
   arena_released_.notify_all();
 }
 
-// Checks what arrived, repairs it from other copies, and offers it to the cluster cache.
+// Checks what arrived, repairs it from other copies, decodes it, and offers it to the cluster
+// cache.
 void Store::finish_round(Fetch& fetch, const std::vector<io::Failure>& failures) {
   fetch.delivered = std::move(fetch.in_flight);
   ReadRound& round = *fetch.delivered;
@@ -108,26 +109,27 @@ void Store::finish_round(Fetch& fetch, const std::vector<io::Failure>& failures)
   std::vector<std::vector<int32_t>> entries(fetch.segments.size());
   std::vector<std::vector<int64_t>> slots(fetch.segments.size());
   for (size_t i = round.first; i < round.last; ++i) {
-    const Read& read = fetch.reads[i];
+    const Read& read = fetch.plan.reads[i];
     const auto failure = failed.find(i);
     uint64_t& base = round.arena_offset[i - round.first];
     if (base == static_cast<uint64_t>(-1)) {
-      const auto fresh = arena_.allocate(read.length);
+      const auto fresh = arena_.allocate(staged_bytes(fetch, read));
       if (!fresh) {
         throw Error(ErrorKind::kStorage, "drive " + drives_[read.drive]->name() +
                                              " timed out and no staging memory is left to repair");
       }
       base = *fresh;
     }
+    uint64_t decoded = base + read.length;
     for (int32_t p = read.first; p < read.first + read.count; ++p) {
-      const Piece& piece = fetch.pieces[p];
+      const Piece& piece = fetch.plan.pieces[p];
       const Wanted& wanted = fetch.wanted.entries[piece.wanted];
       const Segment& segment = *fetch.segments[wanted.segment];
       std::byte* data = pool_.at(base + piece.offset - read.offset);
       const bool intact =
           failure == failed.end() && (!options_.verify || checksum_of(data, segment.entry_bytes) ==
                                                               segment.checksum[wanted.entry]);
-      if (!intact && !repair(fetch, wanted, fetch.chosen[piece.wanted], data)) {
+      if (!intact && !repair(fetch, wanted, fetch.plan.chosen[piece.wanted], data)) {
         throw Error(ErrorKind::kStorage,
                     "drive " + drives_[read.drive]->name() + ": entry " +
                         std::to_string(wanted.entry) + " of " + segment.label +
@@ -137,8 +139,14 @@ void Store::finish_round(Fetch& fetch, const std::vector<io::Failure>& failures)
                         ", and no other copy of it is intact. Replace the drive and build the "
                         "cache again.");
       }
+      uint64_t slot = base + piece.offset - read.offset;
+      if (segment.codec) {
+        slot = std::exchange(decoded, decoded + pool_.entry_bytes());
+        segment.codec->decode(data, pool_.at(slot));
+      }
+      round.slots.push_back(static_cast<int64_t>(slot));
       entries[wanted.segment].push_back(wanted.entry);
-      slots[wanted.segment].push_back(static_cast<int64_t>(base + piece.offset - read.offset));
+      slots[wanted.segment].push_back(static_cast<int64_t>(slot));
     }
   }
   if (fetch.purpose != Purpose::kDecode) return;
@@ -154,7 +162,7 @@ bool Store::repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_posi
   for (const int32_t position : segment.routing.copies_of(wanted.entry)) {
     if (position == failed_position) continue;
     try {
-      drives_[segment.placement.copies[position].drive]->read(segment.offset_of(position), target);
+      drives_[segment.placement.drive[position]]->read(segment.offset_of(position), target);
     } catch (const Error&) {
       continue;
     }

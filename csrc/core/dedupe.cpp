@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "io/error.h"
 
@@ -35,7 +34,11 @@ WantedList dedupe(const Selection& selection) {
   for (size_t i = 0; i < selection.segments.size(); ++i) {
     base[i + 1] = base[i] + selection.segments[i]->entries;
   }
-  std::vector<std::pair<int64_t, int32_t>> by_cluster;  // (id, member position)
+  struct ClusterCopy {
+    int64_t id;
+    Candidate candidate;
+  };
+  std::vector<ClusterCopy> by_cluster;
   for (const int64_t number : selection.clusters) {
     const Located cluster = locate(selection.segments, number, "cluster",
                                    [](const Segment& segment) { return segment.clusters.count(); });
@@ -43,10 +46,13 @@ WantedList dedupe(const Selection& selection) {
     for (int64_t at = clusters.offsets[cluster.local]; at < clusters.offsets[cluster.local + 1];
          ++at) {
       const int64_t id = base[cluster.segment] + clusters.members[at];
-      if (id < selection.limit) by_cluster.emplace_back(id, static_cast<int32_t>(at));
+      if (id >= selection.limit) continue;
+      by_cluster.push_back({id, {static_cast<int32_t>(at), static_cast<int32_t>(cluster.local)}});
     }
   }
-  std::sort(by_cluster.begin(), by_cluster.end());
+  std::sort(by_cluster.begin(), by_cluster.end(), [](const ClusterCopy& a, const ClusterCopy& b) {
+    return a.id != b.id ? a.id < b.id : a.candidate.position < b.candidate.position;
+  });
   std::vector<int64_t> singles;
   for (const int64_t id : selection.entries) {
     if (id < 0 || id >= base.back()) {
@@ -66,21 +72,23 @@ WantedList dedupe(const Selection& selection) {
   auto single = singles.begin();
   while (cluster_copy != by_cluster.end() || single != singles.end()) {
     const bool from_cluster = cluster_copy != by_cluster.end() &&
-                              (single == singles.end() || cluster_copy->first <= *single);
-    const int64_t id = from_cluster ? cluster_copy->first : *single;
+                              (single == singles.end() || cluster_copy->id <= *single);
+    const int64_t id = from_cluster ? cluster_copy->id : *single;
     while (id >= base[segment + 1]) ++segment;
     Wanted entry{static_cast<int32_t>(segment), static_cast<int32_t>(id - base[segment]), id,
                  static_cast<int32_t>(wanted.candidates.size()), 0};
     if (from_cluster) {
-      for (; cluster_copy != by_cluster.end() && cluster_copy->first == id; ++cluster_copy) {
+      for (; cluster_copy != by_cluster.end() && cluster_copy->id == id; ++cluster_copy) {
         // A cluster named twice brings the same copy twice.
-        if (entry.candidates > 0 && wanted.candidates.back() == cluster_copy->second) continue;
-        wanted.candidates.push_back(cluster_copy->second);
+        const Candidate& copy = cluster_copy->candidate;
+        if (entry.candidates > 0 && wanted.candidates.back().position == copy.position) continue;
+        wanted.candidates.push_back(copy);
         ++entry.candidates;
       }
     } else {
-      for (const int32_t copy : selection.segments[segment]->routing.copies_of(entry.entry)) {
-        wanted.candidates.push_back(copy);
+      const Segment& holder = *selection.segments[segment];
+      for (const int32_t position : holder.routing.copies_of(entry.entry)) {
+        wanted.candidates.push_back({position, group_of(holder.clusters, position)});
         ++entry.candidates;
       }
     }

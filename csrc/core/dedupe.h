@@ -22,16 +22,20 @@ struct Wanted {
   int32_t segment;  // index into Selection::segments
   int32_t entry;    // within the segment
   int64_t id;       // through all segments
-  // Copies that may serve it, as member positions of the segment: [first, first + count) of
-  // WantedList::candidates. An entry that came with clusters is read there, next to its neighbours;
-  // one taken alone may come from anywhere.
+  // Copies that may serve it: [first, first + count) of WantedList::candidates. An entry that came
+  // with clusters is read there, next to its neighbours; one taken alone may come from anywhere.
   int32_t first_candidate;
   int32_t candidates;
 };
 
+struct Candidate {
+  int32_t position;  // member position of the segment
+  int32_t group;     // group_of(position): what is read together with it
+};
+
 struct WantedList {
   std::vector<Wanted> entries;
-  std::vector<int32_t> candidates;
+  std::vector<Candidate> candidates;
 };
 
 // The union of the selected clusters and entries, ascending by id (Eq. 8 before the DRAM tier is

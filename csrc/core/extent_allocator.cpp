@@ -20,7 +20,8 @@ uint64_t ExtentAllocator::round_up(uint64_t bytes) const {
 }
 
 uint64_t ExtentAllocator::allocate(uint64_t bytes) {
-  const uint64_t length = round_up(std::max<uint64_t>(bytes, 1));
+  const uint64_t length = round_up(bytes);
+  if (length == 0) return 0;
   if (limit_ != 0 && used_ + length > limit_) {
     throw Error(ErrorKind::kCapacity,
                 "drive " + device_->name() + ": " + std::to_string(length) +
@@ -46,7 +47,8 @@ uint64_t ExtentAllocator::allocate(uint64_t bytes) {
 }
 
 void ExtentAllocator::release(uint64_t offset, uint64_t bytes) {
-  const uint64_t length = round_up(std::max<uint64_t>(bytes, 1));
+  const uint64_t length = round_up(bytes);
+  if (length == 0) return;
   used_ -= std::min(used_, length);
   free_.give(offset, length);
   end_ = free_.trim(end_);

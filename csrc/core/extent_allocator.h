@@ -16,8 +16,8 @@ class ExtentAllocator {
   // `limit` caps what may be allocated on this drive, in bytes; 0 means no cap.
   ExtentAllocator(std::shared_ptr<io::BlockDevice> device, uint64_t limit);
 
-  // Throws Error(kCapacity) above the cap and Error(kStorage) when the drive is full; nothing is
-  // allocated then.
+  // Offset of `bytes`, rounded up to blocks; nothing is taken for 0. Throws Error(kCapacity) above
+  // the cap and Error(kStorage) when the drive is full; nothing is allocated then.
   uint64_t allocate(uint64_t bytes);
   void release(uint64_t offset, uint64_t bytes);
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/coalesce.h"
 #include "core/dedupe.h"
+#include "core/read_plan.h"
 #include "core/segment.h"
 #include "io/batch.h"
 
@@ -23,11 +23,13 @@ struct Fetched {
   std::vector<int64_t> slots;  // byte offsets in the pool
 };
 
-// Reads that fit the arena together.
+// Reads that fit the arena together. A read's memory holds what it reads and, behind that, the
+// decoded entries where they are stored in code.
 struct ReadRound {
-  size_t first = 0;  // [first, last) of Fetch::reads
+  size_t first = 0;  // [first, last) of ReadPlan::reads
   size_t last = 0;
   std::vector<uint64_t> arena_offset;  // one per read
+  std::vector<int64_t> slots;          // one per piece of the reads, once they have arrived
   io::Batch batch;
 };
 
@@ -36,10 +38,8 @@ struct Fetch {
   Purpose purpose = Purpose::kDecode;
   std::vector<int64_t> segment_ids;
   std::vector<std::shared_ptr<Segment>> segments;
-  WantedList wanted;            // only what is not in the cache
-  std::vector<int32_t> chosen;  // per wanted entry: member position that is read
-  std::vector<Piece> pieces;    // sorted by drive and offset
-  std::vector<Read> reads;
+  WantedList wanted;  // only what is not in the cache
+  ReadPlan plan;
   size_t next_read = 0;
   std::unique_ptr<ReadRound> in_flight;
   std::unique_ptr<ReadRound> delivered;                // its slots are in the caller's hands

@@ -16,7 +16,7 @@ class Static : public Router {
     std::vector<int32_t> chosen;
     chosen.reserve(wanted.entries.size());
     for (const Wanted& entry : wanted.entries) {
-      chosen.push_back(wanted.candidates[entry.first_candidate]);
+      chosen.push_back(wanted.candidates[entry.first_candidate].position);
     }
     return chosen;
   }
@@ -30,12 +30,12 @@ class Swarm : public Router {
     std::vector<int32_t> replication(count);
     for (size_t i = 0; i < count; ++i) {
       const Wanted& entry = wanted.entries[i];
-      const auto& copies = segments[entry.segment]->placement.copies;
+      const auto& drive_of = segments[entry.segment]->placement.drive;
+      const Candidate* candidates = &wanted.candidates[entry.first_candidate];
       for (int32_t c = 0; c < entry.candidates; ++c) {
-        const int32_t drive = copies[wanted.candidates[entry.first_candidate + c]].drive;
         bool seen = false;
         for (int32_t before = 0; before < c && !seen; ++before) {
-          seen = copies[wanted.candidates[entry.first_candidate + before]].drive == drive;
+          seen = drive_of[candidates[before].position] == drive_of[candidates[c].position];
         }
         replication[i] += !seen;
       }
@@ -52,30 +52,31 @@ class Swarm : public Router {
     for (const int32_t i : order) {
       const Wanted& entry = wanted.entries[i];
       const Segment& segment = *segments[entry.segment];
-      const auto key_of = [&](const Copy& copy) {
+      const auto drive_of = [&](const Candidate& copy) {
+        return segment.placement.drive[copy.position];
+      };
+      const auto key_of = [&](const Candidate& copy) {
         return (static_cast<uint64_t>(entry.segment) << 48) ^
-               (static_cast<uint64_t>(copy.cluster) << 8) ^ static_cast<uint64_t>(copy.drive);
+               (static_cast<uint64_t>(copy.group) << 8) ^ drive_of(copy);
       };
       // The first entry of a share pays for the request, the rest of the share rides along.
-      const auto cost_of = [&](const Copy& copy) {
+      const auto cost_of = [&](const Candidate& copy) {
         const uint64_t requests = open_shares.contains(key_of(copy)) ? 0 : 1;
-        return drives[copy.drive].seconds(requests, segment.entry_bytes);
+        return drives[drive_of(copy)].seconds(requests, segment.entry_bytes);
       };
-      int32_t best = wanted.candidates[entry.first_candidate];
+      Candidate best = wanted.candidates[entry.first_candidate];
       if (entry.candidates > 1) {
-        const auto finish = [&](int32_t position) {
-          const Copy& copy = segment.placement.copies[position];
-          return std::pair(busy[copy.drive] + cost_of(copy), copy.drive);
+        const auto finish = [&](const Candidate& copy) {
+          return std::pair(busy[drive_of(copy)] + cost_of(copy), drive_of(copy));
         };
         for (int32_t c = 1; c < entry.candidates; ++c) {
-          const int32_t position = wanted.candidates[entry.first_candidate + c];
-          if (finish(position) < finish(best)) best = position;
+          const Candidate& copy = wanted.candidates[entry.first_candidate + c];
+          if (finish(copy) < finish(best)) best = copy;
         }
       }
-      const Copy& copy = segment.placement.copies[best];
-      busy[copy.drive] += cost_of(copy);
-      open_shares.insert(key_of(copy));
-      chosen[i] = best;
+      busy[drive_of(best)] += cost_of(best);
+      open_shares.insert(key_of(best));
+      chosen[i] = best.position;
     }
     return chosen;
   }

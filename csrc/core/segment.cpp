@@ -1,7 +1,5 @@
 #include "core/segment.h"
 
-#include <numeric>
-
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -12,16 +10,11 @@ uint32_t checksum_of(const std::byte* data, int64_t bytes) {
 }
 
 uint64_t Segment::index_bytes() const {
-  const auto bytes = [](const auto& v) { return v.size() * sizeof(v[0]); };
-  // The list of cached entries grows with the cache; its largest size is charged from the start.
-  return bytes(clusters.offsets) + bytes(clusters.members) + bytes(placement.start_drive) +
-         bytes(placement.copies) + bytes(placement.drive_bytes) + routing.bytes() +
-         bytes(checksum) + bytes(residency.slot) + bytes(residency.heat) + bytes(residency.pinned) +
-         entries * sizeof(int32_t);
-}
-
-uint64_t Segment::stored_bytes() const {
-  return std::accumulate(placement.drive_bytes.begin(), placement.drive_bytes.end(), uint64_t{0});
+  const auto bytes = [](const auto& v) { return v.capacity() * sizeof(v[0]); };
+  return bytes(clusters.offsets) + bytes(clusters.members) + bytes(placement.drive) +
+         bytes(placement.slot) + bytes(placement.drive_entries) + routing.bytes() +
+         bytes(checksum) + bytes(residency.slot) + bytes(residency.heat) +
+         (codec ? codec->bytes() : 0);
 }
 
 }  // namespace swarm_kv

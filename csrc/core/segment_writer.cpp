@@ -108,15 +108,6 @@ class DriveWriter {
 
 }  // namespace
 
-void EntrySource::assemble(int64_t n, std::byte* out) const {
-  for (const Half* half : {&keys, &values}) {
-    for (int64_t head = 0; head < heads; ++head) {
-      std::memcpy(out, half->base + head * half->head_stride + n * half->entry_stride, head_bytes);
-      out += head_bytes;
-    }
-  }
-}
-
 void write_segment(Segment& segment, const EntrySource& source,
                    const std::vector<std::shared_ptr<io::BlockDevice>>& drives, Arena& arena,
                    const std::shared_ptr<Region>& region) {
@@ -128,14 +119,17 @@ void write_segment(Segment& segment, const EntrySource& source,
     writers.push_back(std::make_unique<DriveWriter>(*drives[drive], arena, region, buffer,
                                                     segment.drive_offset[drive]));
   }
-  std::vector<std::byte> entry(segment.entry_bytes);
+  std::vector<std::byte> entry(source.entry_bytes());
+  std::vector<std::byte> code(segment.codec ? segment.entry_bytes : 0);
   segment.checksum.assign(segment.entries, 0);
   // Within a drive, copies follow member order, which is also the order of their offsets.
   for (size_t position = 0; position < segment.clusters.members.size(); ++position) {
     const int64_t n = segment.clusters.members[position];
     source.assemble(n, entry.data());
-    segment.checksum[n] = checksum_of(entry.data(), segment.entry_bytes);
-    writers[segment.placement.copies[position].drive]->append(entry.data(), segment.entry_bytes);
+    if (segment.codec) segment.codec->encode(entry.data(), code.data());
+    const std::byte* stored = segment.codec ? code.data() : entry.data();
+    segment.checksum[n] = checksum_of(stored, segment.entry_bytes);
+    writers[segment.placement.drive[position]]->append(stored, segment.entry_bytes);
   }
   for (auto& writer : writers) writer->finish();
 }

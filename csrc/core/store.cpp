@@ -15,6 +15,11 @@ void check_options(const StoreOptions& options, size_t drives) {
   if (drives == 0) {
     throw Error(ErrorKind::kArgument, "a store needs at least one path, got none");
   }
+  if (drives > kMaxDrives) {
+    throw Error(ErrorKind::kArgument, "a store takes at most " + std::to_string(kMaxDrives) +
+                                          " paths, got " + std::to_string(drives) +
+                                          ": join drives below it, or open several stores");
+  }
   // Two write buffers per drive, and as much again for reads.
   const uint64_t least_staging = 4 * drives * Arena::kGranule;
   if (options.staging_bytes < least_staging) {
@@ -27,8 +32,8 @@ void check_options(const StoreOptions& options, size_t drives) {
   make_cache_policy(options.cache_policy);
   const auto placements = placement_names();
   if (std::find(placements.begin(), placements.end(), options.placement) == placements.end()) {
-    int64_t unused = 0;
-    place(Clusters{}, 1, 1, options.placement, unused);  // throws, listing the names
+    Turn unused;
+    place(Clusters{}, std::vector<double>{1}, options.placement, unused);  // lists the names
   }
 }
 
@@ -129,8 +134,9 @@ void Store::set_entry_bytes(int64_t entry_bytes) {
 }
 
 void Store::fix_entry_bytes(int64_t entry_bytes) {
+  // Twice an entry in whatever form it is stored, and as it is attended to.
   if (entry_bytes > 0 &&
-      2 * (static_cast<uint64_t>(entry_bytes) + 2 * Arena::kGranule) > arena_.size()) {
+      4 * (static_cast<uint64_t>(entry_bytes) + Arena::kGranule) > arena_.size()) {
     throw Error(ErrorKind::kArgument, "`staging_bytes` (" + std::to_string(options_.staging_bytes) +
                                           ") does not hold two entries of " +
                                           std::to_string(entry_bytes) + " bytes");
@@ -174,23 +180,28 @@ void Store::release(std::span<const int64_t> slots) {
 
 void Store::free_extents(const Segment& segment, size_t drives) {
   for (size_t drive = 0; drive < drives; ++drive) {
-    extents_[drive].release(segment.drive_offset[drive], segment.placement.drive_bytes[drive]);
+    extents_[drive].release(segment.drive_offset[drive], segment.drive_bytes(drive));
   }
 }
 
 int64_t Store::write(const EntrySource& source, int64_t entries, Clusters clusters,
-                     const std::string& label) {
+                     const std::string& label, const InitialFill& fill,
+                     const std::string& codec_name) {
   const std::lock_guard lock(mutex_);
   check_open();
+  const auto score = make_tier_score(fill.score);
+  if (score) fill.check(entries);
   fix_entry_bytes(source.entry_bytes());
-  int64_t placed = placed_;
-  Placement placement = place(clusters, source.entry_bytes(), static_cast<int64_t>(drives_.size()),
-                              options_.placement, placed);
-  RoutingTable routing(clusters, placement, entries);
+  std::unique_ptr<Codec> codec = make_codec(codec_name, source, entries);
+  const int64_t stored_bytes = codec ? codec->stored_bytes() : source.entry_bytes();
+  Turn turn = turn_;
+  Placement placement = place(clusters, speeds(shapes_, stored_bytes), options_.placement, turn);
+  RoutingTable routing(clusters, entries);
   auto segment = std::make_shared<Segment>(Segment{.id = next_handle_,
                                                    .label = label,
                                                    .entries = entries,
-                                                   .entry_bytes = source.entry_bytes(),
+                                                   .entry_bytes = stored_bytes,
+                                                   .codec = std::move(codec),
                                                    .clusters = std::move(clusters),
                                                    .placement = std::move(placement),
                                                    .routing = std::move(routing),
@@ -200,14 +211,12 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
   segment->checksum.resize(entries);
   segment->residency.slot.assign(entries, -1);
   segment->residency.heat.assign(entries, 0.0f);
-  segment->residency.pinned.assign(entries, 0);
 
   budget_.reserve(Use::kIndex, segment->index_bytes());
   size_t allocated = 0;
   try {
     for (size_t drive = 0; drive < drives_.size(); ++drive) {
-      segment->drive_offset.push_back(
-          extents_[drive].allocate(segment->placement.drive_bytes[drive]));
+      segment->drive_offset.push_back(extents_[drive].allocate(segment->drive_bytes(drive)));
       ++allocated;
     }
     write_segment(*segment, source, drives_, write_arena_, pool_.region());
@@ -216,13 +225,26 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
     budget_.release(Use::kIndex, segment->index_bytes());
     throw;
   }
-  placed_ = placed;
+  turn_ = std::move(turn);
   ++next_handle_;
   ++traffic_.segments_written;
   traffic_.written_bytes += segment->stored_bytes();
   traffic_.stored_bytes += segment->stored_bytes();
   traffic_.stored_entries += entries;
+  traffic_.stored_copies += segment->copies();
   cache_.add(*segment);
+  if (score) {
+    std::vector<std::byte> code(segment->codec ? stored_bytes : 0);
+    cache_.fill(*segment, fill.activations, fill.queries,
+                tier_order(*segment, fill.activations, shapes_, *score),
+                [&](int32_t entry, std::byte* out) {
+                  source.assemble(entry, out);
+                  if (!segment->codec) return;
+                  // As if it had been read: what is attended to must not depend on what is cached.
+                  segment->codec->encode(out, code.data());
+                  segment->codec->decode(code.data(), out);
+                });
+  }
   const int64_t id = segment->id;
   segments_[id].segment = std::move(segment);
   return id;
@@ -236,6 +258,7 @@ void Store::destroy_segment(int64_t id) {
   budget_.release(Use::kIndex, segment.index_bytes());
   traffic_.stored_bytes -= segment.stored_bytes();
   traffic_.stored_entries -= segment.entries;
+  traffic_.stored_copies -= segment.copies();
   segments_.erase(found);
 }
 
@@ -249,14 +272,16 @@ void Store::free_segment(int64_t segment) {
   }
 }
 
-Clusters Store::clusters_of(int64_t segment) {
+std::shared_ptr<const Segment> Store::segment(int64_t segment) {
   const std::lock_guard lock(mutex_);
-  return held(segment).segment->clusters;
+  return held(segment).segment;
 }
 
 std::string Store::stats() {
   const std::lock_guard lock(mutex_);
-  return stats_json(traffic_, budget_, pool_, cache_.size(), drives_, shapes_);
+  uint64_t allocated = 0;
+  for (const ExtentAllocator& extents : extents_) allocated += extents.used();
+  return stats_json(traffic_, budget_, pool_, cache_.size(), allocated, drives_, shapes_);
 }
 
 std::vector<std::string> Store::notes() {

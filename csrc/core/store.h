@@ -17,9 +17,10 @@
 #include "core/entry_pool.h"
 #include "core/extent_allocator.h"
 #include "core/fetch.h"
-#include "core/router.h"
+#include "core/read_plan.h"
 #include "core/segment.h"
 #include "core/segment_writer.h"
+#include "core/tier.h"
 #include "core/traffic.h"
 #include "io/open_device.h"
 
@@ -68,14 +69,17 @@ class Store {
   void retain(std::span<const int64_t> slots);
   void release(std::span<const int64_t> slots);
 
-  // Writes `entries` entries in `clusters` to the drives; returns the segment's handle. On an error
-  // nothing stays allocated.
+  // Writes `entries` entries in `clusters` to the drives, coded by the codec named; returns the
+  // segment's handle. With a profile, the cluster cache begins with the entries that are worth most
+  // by it; they come from `source` through the codec, not from the drives. On an error nothing
+  // stays allocated.
   int64_t write(const EntrySource& source, int64_t entries, Clusters clusters,
-                const std::string& label);
+                const std::string& label, const InitialFill& fill = {},
+                const std::string& codec = "none");
   // The segment's space is reused once no fetch reads from it any more.
   void free_segment(int64_t segment);
-  // As stored: offsets and members through the segment's own entries.
-  Clusters clusters_of(int64_t segment);
+  // What lies on the drives; not to be read from while fetches change its residency.
+  std::shared_ptr<const Segment> segment(int64_t segment);
 
   struct Submitted {
     int64_t ticket;
@@ -113,6 +117,7 @@ class Store {
   Fetch& ticket(int64_t ticket);
   void destroy_segment(int64_t id);
   void free_extents(const Segment& segment, size_t drives);
+  uint64_t staged_bytes(const Fetch& fetch, const Read& read) const;
   void start_round(Fetch& fetch);
   void await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch);
   void release_round(std::unique_ptr<ReadRound>& round);
@@ -133,7 +138,7 @@ class Store {
   ClusterCache cache_;
   std::unique_ptr<Router> router_;
   std::vector<ExtentAllocator> extents_;
-  int64_t placed_ = 0;  // Eq. 7's p_global
+  Turn turn_;
   int64_t next_handle_ = 1;
   std::map<int64_t, Held> segments_;
   std::map<int64_t, std::unique_ptr<Fetch>> tickets_;

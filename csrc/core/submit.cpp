@@ -6,11 +6,6 @@
 #include "io/error.h"
 
 namespace swarm_kv {
-namespace {
-
-constexpr uint64_t kMaxRead = 1 << 20;
-
-}  // namespace
 
 Store::Submitted Store::submit(std::span<const int64_t> segments, std::span<const int64_t> clusters,
                                std::span<const int64_t> entries, int64_t limit, Purpose purpose) {
@@ -58,20 +53,16 @@ Store::Submitted Store::submit(std::span<const int64_t> segments, std::span<cons
                                     first + wanted.candidates);
     fetch->wanted.entries.push_back(missing);
   }
-  std::vector<io::DeviceModel> models;
-  for (const DriveShape& shape : shapes_) models.push_back(shape.model);
-  fetch->chosen = router_->route(pointers, fetch->wanted, models);
-  fetch->pieces.reserve(fetch->chosen.size());
-  for (size_t i = 0; i < fetch->chosen.size(); ++i) {
-    const Segment& segment = *pointers[fetch->wanted.entries[i].segment];
-    fetch->pieces.push_back({segment.placement.copies[fetch->chosen[i]].drive,
-                             segment.offset_of(fetch->chosen[i]),
-                             static_cast<uint64_t>(segment.entry_bytes), static_cast<int32_t>(i)});
+  // Decoded entries take several times the room of what was read.
+  int64_t decoded = 0;
+  for (const Segment* segment : pointers) {
+    if (segment->codec) decoded = std::max(decoded, pool_.entry_bytes() / segment->entry_bytes + 1);
   }
-  const uint64_t largest = std::max<uint64_t>(pool_.entry_bytes() + 2 * Arena::kGranule,
-                                              std::min<uint64_t>(kMaxRead, arena_.size() / 8));
-  fetch->reads = coalesce(fetch->pieces, shapes_, largest);
-  for (const Read& read : fetch->reads) {
+  const uint64_t room = std::max<uint64_t>(pool_.entry_bytes() + 2 * Arena::kGranule,
+                                           std::min<uint64_t>(kMaxRead, arena_.size() / 8));
+  const uint64_t largest = room / (1 + decoded);
+  fetch->plan = plan_reads(pointers, fetch->wanted, *router_, shapes_, largest);
+  for (const Read& read : fetch->plan.reads) {
     ++count.requests;
     count.bytes += read.length;
     ++count.drive_requests[read.drive];
@@ -88,26 +79,36 @@ Store::Submitted Store::submit(std::span<const int64_t> segments, std::span<cons
   return submitted;
 }
 
+uint64_t Store::staged_bytes(const Fetch& fetch, const Read& read) const {
+  uint64_t bytes = read.length;
+  for (int32_t p = read.first; p < read.first + read.count; ++p) {
+    const Wanted& wanted = fetch.wanted.entries[fetch.plan.pieces[p].wanted];
+    if (fetch.segments[wanted.segment]->codec) bytes += pool_.entry_bytes();
+  }
+  return bytes;
+}
+
 // Takes reads in order until a half of the arena, or what is left of it, is full: while the caller
 // works on one half, the other fills.
 void Store::start_round(Fetch& fetch) {
-  if (fetch.next_read == fetch.reads.size()) return;
+  if (fetch.next_read == fetch.plan.reads.size()) return;
   auto round = std::make_unique<ReadRound>();
   round->first = round->last = fetch.next_read;
   uint64_t taken = 0;
-  while (round->last < fetch.reads.size()) {
-    const Read& read = fetch.reads[round->last];
-    if (taken > 0 && taken + read.length > arena_.size() / 2) break;
-    const auto offset = arena_.allocate(read.length);
+  while (round->last < fetch.plan.reads.size()) {
+    const Read& read = fetch.plan.reads[round->last];
+    const uint64_t bytes = staged_bytes(fetch, read);
+    if (taken > 0 && taken + bytes > arena_.size() / 2) break;
+    const auto offset = arena_.allocate(bytes);
     if (!offset) break;
     round->arena_offset.push_back(*offset);
-    taken += read.length;
+    taken += bytes;
     ++round->last;
   }
   if (round->first == round->last) return;  // other fetches hold the arena; wait() tries again
   try {
     for (size_t i = round->first; i < round->last; ++i) {
-      const Read& read = fetch.reads[i];
+      const Read& read = fetch.plan.reads[i];
       round->batch.add(*drives_[read.drive], io::OpKind::kRead, read.offset,
                        pool_.at(round->arena_offset[i - round->first]),
                        static_cast<uint32_t>(read.length));

@@ -26,6 +26,7 @@ struct Traffic {
   uint64_t written_bytes = 0;   // copies included
   uint64_t stored_bytes = 0;    // now on the drives
   uint64_t stored_entries = 0;  // now on the drives, each once
+  uint64_t stored_copies = 0;   // now on the drives, replicas included
 
   Count& of(Purpose purpose) { return by_purpose[static_cast<int>(purpose)]; }
 };

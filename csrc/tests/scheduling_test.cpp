@@ -67,12 +67,13 @@ TEST(Coalesce, DrivesTakeTurns) {
 Segment replicated(int64_t entries, int64_t copies, int64_t drives) {
   Clusters clusters;
   for (int64_t copy = 0; copy < copies; ++copy) {
-    for (int64_t n = 0; n < entries; ++n) clusters.members.push_back((n + copy) % entries);
+    for (int64_t n = 0; n < entries; ++n)
+      clusters.members.push_back((entries - n + copy) % entries);
     clusters.offsets.push_back(clusters.members.size());
   }
-  int64_t placed = 0;
-  const Placement placement = place(clusters, 512, drives, "round_robin", placed);
-  RoutingTable routing(clusters, placement, entries);
+  Turn turn;
+  const Placement placement = place(clusters, std::vector<double>(drives, 1), "round_robin", turn);
+  RoutingTable routing(clusters, entries);
   return Segment{.id = 1,
                  .label = "x",
                  .entries = entries,
@@ -94,7 +95,7 @@ std::vector<double> busy_seconds(const std::string& router, Segment& segment,
   std::vector<double> busy(drives.size(), 0);
   for (size_t i = 0; i < chosen.size(); ++i) {
     EXPECT_EQ(segment.clusters.members[chosen[i]], wanted.entries[i].entry);
-    const int32_t drive = segment.placement.copies[chosen[i]].drive;
+    const int32_t drive = segment.placement.drive[chosen[i]];
     busy[drive] += drives[drive].seconds(0, 512);
   }
   return busy;

@@ -6,13 +6,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <random>
 #include <set>
 #include <thread>
 
-#include "io/error.h"
-#include "io/faulty_device.h"
+#include "tests/store_rig.h"
 
 namespace swarm_kv {
 namespace {
@@ -45,95 +43,6 @@ struct Data {
   }
 };
 
-// Blocks of 8 neighbours, and every third entry once more in a cluster of far ones.
-Clusters overlapping(int64_t entries) {
-  Clusters clusters;
-  const auto close = [&] { clusters.offsets.push_back(clusters.members.size()); };
-  for (int64_t n = 0; n < entries; ++n) {
-    clusters.members.push_back(n);
-    if (n % 8 == 7 || n == entries - 1) close();
-  }
-  for (int64_t n = 0; n < entries; n += 3) {
-    clusters.members.push_back(n);
-    if (n % 30 == 27) close();
-  }
-  if (clusters.offsets.back() != static_cast<int64_t>(clusters.members.size())) close();
-  return clusters;
-}
-
-std::vector<int64_t> range(int64_t first, int64_t last) {
-  std::vector<int64_t> numbers;
-  for (int64_t n = first; n < last; ++n) numbers.push_back(n);
-  return numbers;
-}
-
-struct Rig {
-  std::vector<std::shared_ptr<io::FaultyDevice>> drives;
-  std::unique_ptr<Store> store;
-
-  explicit Rig(int count = 3, StoreOptions options = {}, const std::string& engine = "memory",
-               uint64_t capacity_limit = 0) {
-    std::vector<io::DeviceOptions> devices(count);
-    for (int i = 0; i < count; ++i) {
-      devices[i].engine = engine;
-      devices[i].label = "drive" + std::to_string(i);
-      devices[i].capacity_limit = capacity_limit;
-    }
-    std::vector<std::shared_ptr<io::BlockDevice>> wrapped;
-    for (const auto& device : io::open_devices(devices)) {
-      drives.push_back(std::make_shared<io::FaultyDevice>(device));
-      wrapped.push_back(drives.back());
-    }
-    if (options.dram_bytes == 0) options.dram_bytes = 4 << 20;
-    if (options.staging_bytes == 0) options.staging_bytes = 1 << 20;
-    options.model = {1e-5, 1e-9};
-    store = std::make_unique<Store>(options, wrapped);
-  }
-};
-
-// Entry number -> its bytes are right, over all rounds.
-std::map<int64_t, bool> fetch(Store& store, const Data& data, std::vector<int64_t> segments,
-                              std::vector<int64_t> clusters, std::vector<int64_t> entries,
-                              int64_t limit, Purpose purpose = Purpose::kDecode,
-                              int* rounds = nullptr) {
-  std::map<int64_t, bool> seen;
-  const auto take = [&](const Fetched& fetched) {
-    for (size_t i = 0; i < fetched.ids.size(); ++i) {
-      EXPECT_FALSE(seen.contains(fetched.ids[i])) << "entry twice: " << fetched.ids[i];
-      seen[fetched.ids[i]] =
-          data.matches(fetched.ids[i], store.region()->data() + fetched.slots[i]);
-    }
-  };
-  const auto submitted = store.submit(segments, clusters, entries, limit, purpose);
-  take(submitted.resident);
-  for (bool more = true; more;) {
-    const Store::Round round = store.wait(submitted.ticket);
-    take(round.fetched);
-    more = round.more;
-    if (rounds != nullptr) ++*rounds;
-  }
-  store.release_ticket(submitted.ticket);
-  return seen;
-}
-
-bool all_right(const std::map<int64_t, bool>& seen) {
-  for (const auto& [entry, right] : seen) {
-    if (!right) return false;
-  }
-  return true;
-}
-
-ErrorKind kind_of(const std::function<void()>& call, std::string* message = nullptr) {
-  try {
-    call();
-  } catch (const Error& error) {
-    if (message != nullptr) *message = error.what();
-    return error.kind();
-  }
-  ADD_FAILURE() << "no error";
-  return ErrorKind::kArgument;
-}
-
 TEST(Store, ReturnsWhatWasWritten) {
   Rig rig;
   const Data data(500, 1);
@@ -156,6 +65,109 @@ TEST(Store, ClustersAndSinglesComeOnceUpToTheLimit) {
   for (const auto& [entry, right] : seen) got.insert(entry);
   EXPECT_EQ(got, expected);
   EXPECT_TRUE(all_right(seen));
+}
+
+TEST(Store, LooseEntriesLieInRunsThatReadAsOne) {
+  Rig rig;
+  const Data data(400, 1);
+  Clusters clusters;  // the even entries in clusters of 4 far ones, the odd ones loose
+  for (int32_t n = 0; n < 400; n += 2) clusters.members.push_back(n * 37 % 400);
+  for (int32_t at = 4; at <= 200; at += 4) clusters.offsets.push_back(at);
+  for (int32_t n = 1; n < 400; n += 2) clusters.members.push_back(n);
+  const int64_t segment = rig.store->write(data.source(), 400, clusters, "layer 0");
+  EXPECT_TRUE(all_right(fetch(*rig.store, data, {segment}, range(0, 50), {}, 400)));
+  const auto requests = [&](std::vector<int64_t> entries) {
+    const std::string key = "\"stream\": {", name = "\"requests\": ";
+    const auto total = [&] {
+      const std::string stats = rig.store->stats();
+      return std::stoi(stats.substr(stats.find(name, stats.find(key)) + name.size()));
+    };
+    const int before = total();
+    const auto seen = fetch(*rig.store, data, {segment}, {}, entries, 400, Purpose::kStream);
+    EXPECT_EQ(seen.size(), entries.size());
+    EXPECT_TRUE(all_right(seen));
+    return total() - before;
+  };
+  std::vector<int64_t> run, far;
+  for (int64_t n = 33; n < 65; n += 2) run.push_back(n);
+  for (int64_t n = 1; n < 400; n += 2 * kRun) far.push_back(n);
+  EXPECT_EQ(requests(run), 1);
+  EXPECT_GT(requests(far), 1);
+}
+
+// Drives of a simulated machine, each with its own model and capacity (0: no limit).
+struct Mixed {
+  std::vector<std::shared_ptr<io::BlockDevice>> drives;
+  std::unique_ptr<Store> store;
+
+  Mixed(std::vector<io::DeviceModel> models, std::vector<uint64_t> capacities) {
+    std::vector<io::DeviceOptions> devices(models.size());
+    for (size_t i = 0; i < models.size(); ++i) {
+      devices[i].engine = "simulated";
+      devices[i].label = "drive" + std::to_string(i);
+      devices[i].model = models[i];
+      devices[i].capacity_limit = capacities[i];
+    }
+    StoreOptions options;
+    options.dram_bytes = 8 << 20;
+    options.staging_bytes = 1 << 20;
+    options.placement = "weighted";
+    drives = io::open_devices(devices);
+    store = std::make_unique<Store>(options, drives);
+  }
+};
+
+TEST(Store, WeightedPlacementFollowsTheMeasuredSpeeds) {
+  Mixed mixed({{1e-5, 1e-9}, {4e-5, 4e-9}}, {0, 0});
+  const Data data(1000, 1);
+  std::vector<uint64_t> before;
+  for (const auto& drive : mixed.drives) before.push_back(drive->counters().write_bytes);
+  Clusters clusters;
+  for (int32_t n = 0; n < 1000; ++n) clusters.members.push_back(999 - n);
+  clusters.offsets.push_back(1000);
+  const int64_t segment = mixed.store->write(data.source(), 1000, clusters, "layer 0");
+  const auto written = [&](size_t drive) {
+    return static_cast<double>(mixed.drives[drive]->counters().write_bytes - before[drive]);
+  };
+  EXPECT_NEAR(written(0) / written(1), 4.0, 0.1);
+  EXPECT_TRUE(all_right(fetch(*mixed.store, data, {segment}, {0}, {}, 1000)));
+}
+
+TEST(Store, AFullDriveAmongLargerOnesIsNamedAndNothingStays) {
+  Mixed mixed({{1e-5, 1e-9}, {1e-5, 1e-9}, {1e-5, 1e-9}}, {0, 5 << 20, 0});
+  const Data small(100, 1), large(30000, 2);
+  const int64_t kept = mixed.store->write(small.source(), 100, overlapping(100), "small");
+  const auto held = [&] {  // up to the drives' own counters
+    const std::string stats = mixed.store->stats();
+    return stats.substr(0, stats.find("\"decode\""));
+  };
+  const std::string before = held().substr(0, held().find("\"peak\""));
+  std::string message;
+  EXPECT_EQ(kind_of([&] { mixed.store->write(large.source(), 30000, overlapping(30000), "x"); },
+                    &message),
+            ErrorKind::kStorage);
+  EXPECT_NE(message.find("drive1"), std::string::npos) << message;
+  EXPECT_EQ(held().substr(0, held().find("\"peak\"")), before);
+  EXPECT_TRUE(all_right(fetch(*mixed.store, small, {kept}, {}, range(0, 100), 100)));
+  mixed.store->free_segment(kept);
+  EXPECT_NE(held().find("\"padding_bytes\": 0"), std::string::npos) << held();
+}
+
+TEST(Store, CountsCopiesAndPadding) {
+  Rig rig(2);
+  const Data data(3, 1);
+  Clusters clusters;
+  clusters.members = {0, 2, 2, 1};
+  clusters.offsets = {0, 2, 3};
+  rig.store->write(data.source(), 3, clusters, "layer 0");
+  const uint64_t block = rig.drives[0]->geometry().block;
+  const auto rounded = [&](uint64_t bytes) { return (bytes + block - 1) / block * block; };
+  const std::string padding = std::to_string(2 * rounded(2 * kEntryBytes) - 4 * kEntryBytes);
+  const std::string stats = rig.store->stats();
+  EXPECT_NE(
+      stats.find("\"stored_entries\": 3, \"stored_copies\": 4, \"padding_bytes\": " + padding),
+      std::string::npos)
+      << stats;
 }
 
 TEST(Store, SegmentsAreNumberedThrough) {
@@ -184,6 +196,117 @@ TEST(Store, WhatWasReadIsServedFromTheCacheNextTime) {
   EXPECT_EQ(submitted.resident.ids.size(), 100u);
   rig.store->release_ticket(submitted.ticket);
   EXPECT_TRUE(all_right(fetch(*rig.store, data, {segment}, {}, range(0, 120), 300)));
+}
+
+// A profile of 256 queries in which few entries are activated often and most hardly ever, and steps
+// that go on like it.
+struct Habit {
+  static constexpr int64_t kQueries = 256;
+  std::vector<int32_t> activations;
+  std::mt19937 random{5};
+
+  explicit Habit(int64_t entries) : activations(entries) {
+    for (int64_t n = 0; n < entries; ++n) activations[n] = kQueries * 10 / (10 + n);
+    std::shuffle(activations.begin(), activations.end(), random);
+  }
+  std::vector<int64_t> step() {
+    std::vector<int64_t> entries;
+    for (size_t n = 0; n < activations.size(); ++n) {
+      if (static_cast<int32_t>(random() % kQueries) < activations[n]) entries.push_back(n);
+    }
+    return entries;
+  }
+};
+
+// Share of the wanted entries that the cluster cache serves in the first steps.
+double early_hits(const std::string& policy, InitialFill fill, const Habit& habit) {
+  StoreOptions options;
+  options.dram_bytes =
+      320 << 10;  // of which the cache gets about 200 KiB: a quarter of the entries
+  options.staging_bytes = 64 << 10;
+  options.cache_policy = policy;
+  Rig rig(2, options);
+  const Data data(1000, 1);
+  const int64_t segment = rig.store->write(data.source(), 1000, overlapping(1000), "layer 0", fill);
+  EXPECT_EQ(number_in(rig.store->stats(), "cached_entries") > 0, fill.score != "none");
+  EXPECT_LE(number_in(rig.store->stats(), "peak"), options.dram_bytes);
+  Habit steps = habit;
+  uint64_t wanted = 0, hits = 0;
+  for (int step = 0; step < 4; ++step) {
+    const auto entries = steps.step();
+    const auto submitted = rig.store->submit({{segment}}, {}, entries, 1000, Purpose::kDecode);
+    wanted += entries.size();
+    hits += submitted.resident.ids.size();
+    for (size_t i = 0; i < submitted.resident.ids.size(); ++i) {
+      EXPECT_TRUE(data.matches(submitted.resident.ids[i],
+                               rig.store->region()->data() + submitted.resident.slots[i]));
+    }
+    while (rig.store->wait(submitted.ticket).more) {
+    }
+    rig.store->release_ticket(submitted.ticket);
+    EXPECT_LE(number_in(rig.store->stats(), "peak"), options.dram_bytes);
+  }
+  return static_cast<double>(hits) / static_cast<double>(wanted);
+}
+
+TEST(Store, ACacheThatBeginsWithTheProfileServesTheFirstSteps) {
+  const Habit habit(1000);
+  std::vector<int32_t> opposite(habit.activations);
+  for (int32_t& count : opposite) count = Habit::kQueries - count;
+  for (const char* policy : {"decayed_frequency", "lru"}) {
+    const double without = early_hits(policy, {}, habit);
+    for (const char* score : {"printed", "product"}) {
+      const double with = early_hits(policy, {score, habit.activations, Habit::kQueries}, habit);
+      const double wrong = early_hits(policy, {score, opposite, Habit::kQueries}, habit);
+      EXPECT_GT(with, without + 0.15) << policy << " " << score;
+      EXPECT_GT(with, wrong + 0.15) << policy << " " << score;
+      RecordProperty(std::string(policy) + "_" + score, std::to_string(with));
+    }
+    RecordProperty(std::string(policy) + "_none", std::to_string(without));
+  }
+}
+
+TEST(Store, LayersShareTheInitialFill) {
+  StoreOptions options;
+  options.dram_bytes = 512 << 10;
+  options.staging_bytes = 64 << 10;
+  Rig rig(2, options);
+  const Data data(300, 1);
+  const Habit habit(300);
+  std::vector<int64_t> segments;
+  for (int layer = 0; layer < 4; ++layer) {
+    segments.push_back(rig.store->write(data.source(), 300, overlapping(300), "a layer",
+                                        {"printed", habit.activations, Habit::kQueries}));
+    EXPECT_LE(number_in(rig.store->stats(), "peak"), options.dram_bytes);
+  }
+  const uint64_t cached = number_in(rig.store->stats(), "cached_entries");
+  EXPECT_GT(cached, 300u);
+  EXPECT_LT(cached, 1000u);
+  for (const int64_t segment : segments) {
+    const auto all = rig.store->submit({{segment}}, {}, range(0, 300), 300, Purpose::kStream);
+    EXPECT_NEAR(all.resident.ids.size(), cached / 4.0, 20);
+    for (size_t i = 0; i < all.resident.ids.size(); ++i) {
+      EXPECT_TRUE(
+          data.matches(all.resident.ids[i], rig.store->region()->data() + all.resident.slots[i]));
+    }
+    rig.store->release_ticket(all.ticket);
+  }
+}
+
+TEST(Store, AProfileThatDoesNotFitChangesNothing) {
+  Rig rig;
+  const Data data(90, 1);
+  const std::vector<int32_t> short_one(89, 1), right(90, 1);
+  const std::string before = rig.store->stats();
+  for (const InitialFill& fill :
+       {InitialFill{"printed", short_one, 8}, InitialFill{"printed", right, 0},
+        InitialFill{"best", right, 8}}) {
+    EXPECT_EQ(kind_of([&] { rig.store->write(data.source(), 90, overlapping(90), "x", fill); }),
+              ErrorKind::kArgument);
+  }
+  EXPECT_EQ(rig.store->stats(), before);
+  rig.store->write(data.source(), 90, overlapping(90), "x", {"printed", right, 8});
+  EXPECT_NE(rig.store->stats(), before);
 }
 
 TEST(Store, StreamingLeavesTheCacheAlone) {
@@ -464,6 +587,12 @@ TEST(Store, OwnTicketsThatHoldTheArenaAreAnErrorAtOnce) {
   for (int i = 0; i < 3; ++i) rig.store->release_ticket(tickets[i]);
   EXPECT_FALSE(rig.store->wait(tickets.back()).fetched.ids.empty());
   rig.store->release_ticket(tickets.back());
+}
+
+TEST(Store, MoreDrivesThanAByteNamesAreRefused) {
+  std::string message;
+  EXPECT_EQ(kind_of([&] { Rig rig(256); }, &message), ErrorKind::kArgument);
+  EXPECT_NE(message.find("at most 255"), std::string::npos) << message;
 }
 
 TEST(Store, UnknownStrategiesListTheKnownOnes) {

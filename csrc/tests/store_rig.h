@@ -1,0 +1,115 @@
+// What tests of the store share: drives that can be made to fail, and how to read from them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/store.h"
+#include "io/error.h"
+#include "io/faulty_device.h"
+
+namespace swarm_kv {
+
+// Blocks of 8 neighbours, and every third entry once more in a cluster of far ones.
+inline Clusters overlapping(int64_t entries) {
+  Clusters clusters;
+  const auto close = [&] { clusters.offsets.push_back(clusters.members.size()); };
+  for (int64_t n = 0; n < entries; ++n) {
+    clusters.members.push_back(n);
+    if (n % 8 == 7 || n == entries - 1) close();
+  }
+  for (int64_t n = 0; n < entries; n += 3) {
+    clusters.members.push_back(n);
+    if (n % 30 == 27) close();
+  }
+  if (clusters.offsets.back() != static_cast<int64_t>(clusters.members.size())) close();
+  return clusters;
+}
+
+inline std::vector<int64_t> range(int64_t first, int64_t last) {
+  std::vector<int64_t> numbers;
+  for (int64_t n = first; n < last; ++n) numbers.push_back(n);
+  return numbers;
+}
+
+struct Rig {
+  std::vector<std::shared_ptr<io::FaultyDevice>> drives;
+  std::unique_ptr<Store> store;
+
+  explicit Rig(int count = 3, StoreOptions options = {}, const std::string& engine = "memory",
+               uint64_t capacity_limit = 0) {
+    std::vector<io::DeviceOptions> devices(count);
+    for (int i = 0; i < count; ++i) {
+      devices[i].engine = engine;
+      devices[i].label = "drive" + std::to_string(i);
+      devices[i].capacity_limit = capacity_limit;
+    }
+    std::vector<std::shared_ptr<io::BlockDevice>> wrapped;
+    for (const auto& device : io::open_devices(devices)) {
+      drives.push_back(std::make_shared<io::FaultyDevice>(device));
+      wrapped.push_back(drives.back());
+    }
+    if (options.dram_bytes == 0) options.dram_bytes = 4 << 20;
+    if (options.staging_bytes == 0) options.staging_bytes = 1 << 20;
+    options.model = {1e-5, 1e-9};
+    store = std::make_unique<Store>(options, wrapped);
+  }
+};
+
+// Entry number -> its bytes are right, over all rounds. `data.matches(id, bytes)` says so.
+template <typename Data>
+std::map<int64_t, bool> fetch(Store& store, const Data& data, std::vector<int64_t> segments,
+                              std::vector<int64_t> clusters, std::vector<int64_t> entries,
+                              int64_t limit, Purpose purpose = Purpose::kDecode,
+                              int* rounds = nullptr) {
+  std::map<int64_t, bool> seen;
+  const auto take = [&](const Fetched& fetched) {
+    for (size_t i = 0; i < fetched.ids.size(); ++i) {
+      EXPECT_FALSE(seen.contains(fetched.ids[i])) << "entry twice: " << fetched.ids[i];
+      seen[fetched.ids[i]] =
+          data.matches(fetched.ids[i], store.region()->data() + fetched.slots[i]);
+    }
+  };
+  const auto submitted = store.submit(segments, clusters, entries, limit, purpose);
+  take(submitted.resident);
+  for (bool more = true; more;) {
+    const Store::Round round = store.wait(submitted.ticket);
+    take(round.fetched);
+    more = round.more;
+    if (rounds != nullptr) ++*rounds;
+  }
+  store.release_ticket(submitted.ticket);
+  return seen;
+}
+
+inline bool all_right(const std::map<int64_t, bool>& seen) {
+  for (const auto& [entry, right] : seen) {
+    if (!right) return false;
+  }
+  return true;
+}
+
+inline ErrorKind kind_of(const std::function<void()>& call, std::string* message = nullptr) {
+  try {
+    call();
+  } catch (const Error& error) {
+    if (message != nullptr) *message = error.what();
+    return error.kind();
+  }
+  ADD_FAILURE() << "no error";
+  return ErrorKind::kArgument;
+}
+
+inline uint64_t number_in(const std::string& stats, const std::string& key) {
+  const std::string name = "\"" + key + "\": ";
+  return std::stoull(stats.substr(stats.find(name) + name.size()));
+}
+
+}  // namespace swarm_kv
