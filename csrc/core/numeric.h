@@ -89,7 +89,7 @@ void to_float(const bf16* source, float* destination, int64_t count);
 void to_float(const float* source, float* destination, int64_t count);
 void to_float(const double* source, float* destination, int64_t count);
 
-// True when no value is NaN or infinite.
-bool all_finite(const float* values, int64_t count);
+// The largest |value|, 0 for no values; NaN or infinity when there is one.
+float largest_magnitude(const float* values, int64_t count);
 
 }  // namespace swarm_kv

@@ -1,251 +1,54 @@
 #include "core/signature.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <string>
+#include <vector>
 
-#include "core/numeric.h"
 #include "core/parallel.h"
-#include "core/simd.h"
+#include "core/query_tile.h"
+#include "core/top_entries.h"
 #include "io/error.h"
 
 namespace swarm_kv {
 namespace {
 
-// A tile is kTile queries against all keys. Every buffer of a tile is key-major with the queries as
-// the contiguous lanes, so that softmax, selection and bit packing all vectorise over queries, and
-// keys need no transposing.
-constexpr int kTile = 32;
 constexpr int kWordBits = 64;
-// Keys whose scores share one running maximum; their scores stay in the first-level cache.
-constexpr int64_t kBlockKeys = 96;
-constexpr int kKernelKeys = 6;  // times 2 vectors of lanes: what 16 registers hold
-static_assert(kBlockKeys % kKernelKeys == 0);
-static_assert(kWordBits % kTile == 0);
+constexpr int64_t kMostWaveTiles = 4;
+// Scratch that needs no reason: waves of few entries are made longer up to it.
+constexpr int64_t kSmallScratch = (int64_t{2} << 20) / sizeof(float);
+// Parts into which the keys are cut for threads. Fixed, since sums depend on them.
+constexpr int64_t kMostParts = 128;
+// Above this many keys threads share each tile's selection; below, they take a tile each.
+constexpr int64_t kManyKeys = 1 << 15;
 
-struct Tile {
-  int32_t seen[kTile];      // keys that the query sees: [0, seen)
-  int32_t eligible[kTile];  // keys that it may activate: [sinks, eligible)
-  int32_t budget[kTile];    // how many of them
-  int32_t max_seen;
-  int32_t min_seen;
-  int32_t max_eligible;
-};
-
-// scores [last - first rounded up to kKernelKeys][kTile] = keys [first, last) . queries
-// [dim][kTile].
-template <typename Vector>
-SWARM_KV_INLINE void score_keys(const float* queries, const float* keys, int64_t first,
-                                int64_t last, int64_t dim, float* scores) {
-  constexpr int kLanes = sizeof(Vector) / sizeof(float);
-  for (int64_t j = first; j < last; j += kKernelKeys) {
-    const float* rows[kKernelKeys];
-    for (int i = 0; i < kKernelKeys; ++i) rows[i] = keys + std::min(j + i, last - 1) * dim;
-    for (int lane = 0; lane < kTile; lane += 2 * kLanes) {
-      Vector sum[kKernelKeys][2] = {};
-      for (int64_t d = 0; d < dim; ++d) {
-        Vector left;
-        Vector right;
-        std::memcpy(&left, queries + d * kTile + lane, sizeof(Vector));
-        std::memcpy(&right, queries + d * kTile + lane + kLanes, sizeof(Vector));
-        for (int i = 0; i < kKernelKeys; ++i) {
-          sum[i][0] += left * rows[i][d];
-          sum[i][1] += right * rows[i][d];
-        }
-      }
-      for (int i = 0; i < kKernelKeys; ++i) {
-        float* out = scores + (j - first + i) * kTile + lane;
-        std::memcpy(out, &sum[i][0], sizeof(Vector));
-        std::memcpy(out + kLanes, &sum[i][1], sizeof(Vector));
-      }
-    }
-  }
-}
-
-// Adds one head's softmax, times `weight`, to mean [keys][kTile]. queries [dim][kTile] are scaled
-// already; scores [keys rounded up to kBlockKeys][kTile] and reference [blocks][kTile] are scratch.
-// Returns false when a score is not finite.
-template <typename Vector>
-SWARM_KV_INLINE bool add_head_with(const Tile& tile, const float* queries, const float* keys,
-                                   int64_t dim, float weight, float* scores, float* reference,
-                                   float* mean) {
-  const int64_t count = tile.max_seen;
-  float maximum[kTile];
-  float sum[kTile];
-  for (int l = 0; l < kTile; ++l) {
-    maximum[l] = -std::numeric_limits<float>::infinity();
-    sum[l] = 0.0f;
-  }
-  for (int64_t block = 0; block * kBlockKeys < count; ++block) {
-    const int64_t first = block * kBlockKeys;
-    const int64_t last = std::min(first + kBlockKeys, count);
-    score_keys<Vector>(queries, keys, first, last, dim, scores + first * kTile);
-    if (last > tile.min_seen) {
-      for (int64_t j = first; j < last; ++j) {
-        float* row = scores + j * kTile;
-        for (int l = 0; l < kTile; ++l) {
-          row[l] = j < tile.seen[l] ? row[l] : -std::numeric_limits<float>::infinity();
-        }
-      }
-    }
-    float previous[kTile];
-    for (int l = 0; l < kTile; ++l) previous[l] = maximum[l];
-    for (int64_t j = first; j < last; ++j) {
-      const float* row = scores + j * kTile;
-      for (int l = 0; l < kTile; ++l) maximum[l] = maximum[l] < row[l] ? row[l] : maximum[l];
-    }
-    for (int l = 0; l < kTile; ++l) {
-      sum[l] *= fast_expf(previous[l] - maximum[l]);
-      reference[block * kTile + l] = maximum[l];
-    }
-    for (int64_t j = first; j < last; ++j) {
-      float* row = scores + j * kTile;
-      for (int l = 0; l < kTile; ++l) {
-        row[l] = fast_expf(row[l] - maximum[l]);
-        sum[l] += row[l];
-      }
-    }
-  }
-
-  bool finite = true;
-  float factor[kTile];
-  for (int l = 0; l < kTile; ++l) {
-    finite &= sum[l] < std::numeric_limits<float>::infinity();
-    factor[l] = weight / sum[l];
-  }
-  if (!finite) return false;
-  for (int64_t block = 0; block * kBlockKeys < count; ++block) {
-    float block_factor[kTile];
-    for (int l = 0; l < kTile; ++l) {
-      block_factor[l] = factor[l] * fast_expf(reference[block * kTile + l] - maximum[l]);
-    }
-    const int64_t last = std::min((block + 1) * kBlockKeys, count);
-    for (int64_t j = block * kBlockKeys; j < last; ++j) {
-      for (int l = 0; l < kTile; ++l) {
-        mean[j * kTile + l] += scores[j * kTile + l] * block_factor[l];
-      }
-    }
-  }
-  return true;
-}
-
-typedef float Vector128 __attribute__((vector_size(16)));
-typedef float Vector256 __attribute__((vector_size(32)));
-typedef float Vector512 __attribute__((vector_size(64)));
-
-// Versions of one function as SWARM_KV_CLONES makes them, but each with its own vector width.
-#ifdef SWARM_KV_HAS_CLONES
-__attribute__((target("arch=x86-64-v4"))) bool add_head(const Tile& tile, const float* queries,
-                                                        const float* keys, int64_t dim,
-                                                        float weight, float* scores,
-                                                        float* reference, float* mean) {
-  return add_head_with<Vector512>(tile, queries, keys, dim, weight, scores, reference, mean);
-}
-
-__attribute__((target("arch=x86-64-v3"))) bool add_head(const Tile& tile, const float* queries,
-                                                        const float* keys, int64_t dim,
-                                                        float weight, float* scores,
-                                                        float* reference, float* mean) {
-  return add_head_with<Vector256>(tile, queries, keys, dim, weight, scores, reference, mean);
-}
-
-__attribute__((target("default")))
-#endif
-bool add_head(const Tile& tile, const float* queries, const float* keys, int64_t dim, float weight,
-              float* scores, float* reference, float* mean) {
-  return add_head_with<Vector128>(tile, queries, keys, dim, weight, scores, reference, mean);
-}
-
-// Scores are not negative, so their bit patterns order as they do: a search over patterns finds the
-// exact threshold. Afterwards each query takes the keys above threshold[l] and the first ties[l]
-// keys equal to it.
-SWARM_KV_CLONES void find_thresholds(const Tile& tile, int64_t sinks, float* mean,
-                                     int32_t* threshold, int32_t* ties) {
-  int32_t low[kTile];
-  int32_t high[kTile];
-  int32_t above[kTile];  // keys above `high`
-  for (int l = 0; l < kTile; ++l) low[l] = high[l] = above[l] = 0;
-  for (int64_t j = sinks; j < tile.max_eligible; ++j) {
-    float* row = mean + j * kTile;
-    for (int l = 0; l < kTile; ++l) {
-      row[l] = j < tile.eligible[l] ? row[l] : 0.0f;
-      const int32_t value = std::bit_cast<int32_t>(row[l]);
-      high[l] = std::max(high[l], value);
-    }
-  }
-  for (bool searching = true; searching;) {
-    int32_t middle[kTile];
-    int32_t count[kTile];
-    for (int l = 0; l < kTile; ++l) {
-      middle[l] = low[l] + (high[l] - low[l]) / 2;
-      count[l] = 0;
-    }
-    for (int64_t j = sinks; j < tile.max_eligible; ++j) {
-      const float* row = mean + j * kTile;
-      for (int l = 0; l < kTile; ++l) {
-        count[l] += std::bit_cast<int32_t>(row[l]) > middle[l] ? 1 : 0;
-      }
-    }
-    searching = false;
-    for (int l = 0; l < kTile; ++l) {
-      if (count[l] > tile.budget[l]) {
-        low[l] = middle[l] + 1;
-      } else {
-        high[l] = middle[l];
-        above[l] = count[l];
-        if (count[l] == tile.budget[l]) low[l] = middle[l];
-      }
-      searching |= low[l] < high[l];
-    }
-  }
-  for (int l = 0; l < kTile; ++l) {
-    threshold[l] = high[l];
-    ties[l] = high[l] == 0 ? 0 : tile.budget[l] - above[l];
-  }
-}
-
-// Sets bits [shift, shift + kTile) of one word per key; `column` is word t / 64 of row 0.
-SWARM_KV_CLONES void set_bits(const Tile& tile, int64_t sinks, const float* mean,
-                              const int32_t* threshold, const int32_t* ties, int shift,
-                              int64_t words, int64_t* column) {
-  int32_t left[kTile];
-  int32_t bit[kTile];
-  for (int l = 0; l < kTile; ++l) {
-    left[l] = ties[l];
-    bit[l] = static_cast<int32_t>(uint32_t{1} << l);
-  }
-  for (int64_t j = sinks; j < tile.max_eligible; ++j) {
-    const float* row = mean + j * kTile;
-    int32_t mask = 0;
-    for (int l = 0; l < kTile; ++l) {
-      const int32_t value = std::bit_cast<int32_t>(row[l]);
-      const int32_t tie = (value == threshold[l] ? 1 : 0) & (left[l] > 0 ? 1 : 0);
-      left[l] -= tie;
-      mask |= (value > threshold[l] ? bit[l] : 0) | (-tie & bit[l]);
-    }
-    const uint64_t placed = static_cast<uint64_t>(static_cast<uint32_t>(mask)) << shift;
-    if (placed != 0) column[j * words] |= static_cast<int64_t>(placed);
-  }
-}
+// A tile's bits are written as two bytes at their place in a word.
+static_assert(std::endian::native == std::endian::little);
 
 [[noreturn]] void fail(const std::string& message) {
   throw Error(ErrorKind::kArgument, "activation_signatures: " + message);
 }
 
-void check(const float* q, int64_t heads_q, int64_t num_queries, const float* k, int64_t heads_kv,
-           int64_t num_entries, int64_t dim, const int64_t* q_position,
+void check_finite(const char* name, float largest) {
+  if (!std::isfinite(largest)) fail(std::string(name) + " holds NaN or infinity");
+}
+
+void check(const HeadRows& q, const HeadRows& k, const int64_t* q_position, const float* lse,
            const SignatureOptions& options) {
-  if (heads_kv < 1 || heads_q < heads_kv || heads_q % heads_kv != 0) {
-    fail("heads_q must be a positive multiple of heads_kv, got " + std::to_string(heads_q) +
-         " and " + std::to_string(heads_kv));
+  if (k.heads < 1 || q.heads < k.heads || q.heads % k.heads != 0) {
+    fail("heads_q must be a positive multiple of heads_kv, got " + std::to_string(q.heads) +
+         " and " + std::to_string(k.heads));
   }
-  if (dim < 1) fail("dim must be at least 1, got " + std::to_string(dim));
-  if (num_queries < 0) fail("num_queries must be at least 0, got " + std::to_string(num_queries));
-  if (num_entries < 0 || num_entries > std::numeric_limits<int32_t>::max() - kBlockKeys) {
-    fail("num_entries must be in [0, 2^31 - 97], got " + std::to_string(num_entries));
+  if (q.dim < 1 || q.dim != k.dim) {
+    fail("dim must be at least 1 and the same in q and k, got " + std::to_string(q.dim) + " and " +
+         std::to_string(k.dim));
+  }
+  if (q.rows < 0) fail("num_queries must be at least 0, got " + std::to_string(q.rows));
+  if (k.rows < 0 || k.rows > std::numeric_limits<int32_t>::max() - kBlockKeys) {
+    fail("num_entries must be in [0, 2^31 - 97], got " + std::to_string(k.rows));
   }
   if (!(options.sparsity > 0.0 && options.sparsity <= 1.0)) {
     fail("sparsity must be in (0, 1], got " + std::to_string(options.sparsity));
@@ -258,14 +61,25 @@ void check(const float* q, int64_t heads_q, int64_t num_queries, const float* k,
   if (!std::isfinite(options.scale)) {
     fail("scale must be finite, got " + std::to_string(options.scale));
   }
-  for (int64_t t = 0; t < num_queries; ++t) {
+  for (int64_t t = 0; t < q.rows; ++t) {
     if (q_position[t] < 0) {
       fail("q_position[" + std::to_string(t) + "] must be at least 0, got " +
            std::to_string(q_position[t]));
     }
   }
-  if (!all_finite(q, heads_q * num_queries * dim)) fail("q holds NaN or infinity");
-  if (!all_finite(k, heads_kv * num_entries * dim)) fail("k holds NaN or infinity");
+  const float largest_q = largest_magnitude(q);
+  const float largest_k = largest_magnitude(k);
+  check_finite("q", largest_q);
+  check_finite("k", largest_k);
+  if (lse != nullptr) check_finite("lse", largest_magnitude(lse, q.heads * q.rows));
+  // Bounds every product and sum on the way to a score.
+  const double largest_score =
+      std::abs(options.scale) * largest_q * std::max(1.0, static_cast<double>(largest_k) * q.dim);
+  if (!(largest_score <= std::numeric_limits<float>::max())) {
+    fail("scores may overflow float32: q (up to " + std::to_string(largest_q) + "), k (up to " +
+         std::to_string(largest_k) + ") or scale " + std::to_string(options.scale) +
+         " is too large");
+  }
 }
 
 // Query budget in entries; at most num_entries, which never limits the result.
@@ -275,72 +89,227 @@ int32_t activation_budget(const SignatureOptions& options, int64_t num_entries) 
   return static_cast<int32_t>(std::clamp(rounded, 1.0, static_cast<double>(num_entries)));
 }
 
-// Lanes past the last query repeat it with no budget, and so set no bits.
-Tile make_tile(const int64_t* q_position, int64_t first, int64_t num_queries, int64_t num_entries,
-               int64_t window, int32_t budget) {
-  Tile tile;
-  for (int l = 0; l < kTile; ++l) {
-    const int64_t position = q_position[std::min(first + l, num_queries - 1)];
-    tile.seen[l] = static_cast<int32_t>(std::min(position, num_entries - 1) + 1);
-    const int64_t last = std::clamp<int64_t>(position - window, -1, num_entries - 1);
-    tile.eligible[l] = first + l < num_queries ? static_cast<int32_t>(last + 1) : 0;
-    tile.budget[l] = budget;
+// One call's work, wave by wave: a few tiles of queries against all keys, so that each block of
+// keys is read from memory once for all of them.
+class Profiler {
+ public:
+  Profiler(const HeadRows& q, const HeadRows& k, const int64_t* q_position, const float* lse,
+           const SignatureOptions& options, int64_t* bits)
+      : q_(q),
+        k_(k),
+        q_position_(q_position),
+        lse_(lse),
+        options_(options),
+        bits_(bits),
+        budget_(activation_budget(options, k.rows)) {
+    const int64_t tiles = (q.rows + kTile - 1) / kTile;
+    // kTile floats per tile against num_queries / 8 bytes of bits: 1/32 of the tiles is as much.
+    const int64_t affordable = std::max(tiles / 32, kSmallScratch / (k.rows * kTile));
+    wave_tiles_ = std::min(tiles, std::clamp<int64_t>(affordable, 1, kMostWaveTiles));
+    probabilities_ = std::make_unique_for_overwrite<float[]>(wave_tiles_ * k.rows * kTile);
+    queries_ = std::make_unique_for_overwrite<float[]>(wave_tiles_ * q.heads * q.dim * kTile);
+    wave_lse_.resize(wave_tiles_ * q.heads * kTile);
   }
-  tile.max_seen = *std::max_element(tile.seen, tile.seen + kTile);
-  tile.min_seen = *std::min_element(tile.seen, tile.seen + kTile);
-  tile.max_eligible = *std::max_element(tile.eligible, tile.eligible + kTile);
-  return tile;
-}
+
+  void run() {
+    for (int64_t first = 0; first < q_.rows; first += wave_tiles_ * kTile) {
+      begin_wave(first);
+      if (last_key(&QueryTile::max_eligible) <= options_.sinks) continue;
+      load_queries();
+      if (lse_ == nullptr) {
+        compute_lse();
+      } else {
+        load_lse();
+      }
+      if (options_.heads == HeadAggregation::kUnion) {
+        for (int64_t head = 0; head < q_.heads; ++head) activate(head, head + 1);
+      } else {
+        activate(0, q_.heads);
+      }
+    }
+  }
+
+ private:
+  // Lanes past the last query repeat it with nothing eligible, and so set no bits.
+  int64_t query(int64_t tile, int lane) const {
+    return std::min(first_query_ + tile * kTile + lane, q_.rows - 1);
+  }
+
+  void begin_wave(int64_t first_query) {
+    first_query_ = first_query;
+    tiles_.clear();
+    for (int64_t i = 0; i < wave_tiles_ && first_query + i * kTile < q_.rows; ++i) {
+      QueryTile& tile = tiles_.emplace_back();
+      for (int l = 0; l < kTile; ++l) {
+        const int64_t position = q_position_[query(i, l)];
+        tile.seen[l] = static_cast<int32_t>(std::min(position, k_.rows - 1) + 1);
+        const int64_t last = std::clamp<int64_t>(position - options_.window, -1, k_.rows - 1);
+        const bool exists = first_query + i * kTile + l < q_.rows;
+        tile.eligible[l] = exists ? static_cast<int32_t>(last + 1) : 0;
+      }
+      tile.max_seen = *std::max_element(tile.seen, tile.seen + kTile);
+      tile.min_seen = *std::min_element(tile.seen, tile.seen + kTile);
+      tile.max_eligible = *std::max_element(tile.eligible, tile.eligible + kTile);
+    }
+  }
+
+  int64_t last_key(int32_t QueryTile::* limit) const {
+    int64_t last = 0;
+    for (const QueryTile& tile : tiles_) last = std::max<int64_t>(last, tile.*limit);
+    return last;
+  }
+
+  float* lanes(std::vector<float>& values, int64_t tile, int64_t head) const {
+    return values.data() + (tile * q_.heads + head) * kTile;
+  }
+
+  float* tile_queries(int64_t tile, int64_t head) const {
+    return queries_.get() + (tile * q_.heads + head) * q_.dim * kTile;
+  }
+
+  void load_queries() {
+    const float scale = static_cast<float>(options_.scale);
+    std::vector<float> row(q_.dim);
+    for (int64_t i = 0; i < std::ssize(tiles_); ++i) {
+      for (int64_t head = 0; head < q_.heads; ++head) {
+        float* out = tile_queries(i, head);
+        for (int l = 0; l < kTile; ++l) {
+          copy_rows(q_, head, query(i, l), 1, row.data());
+          for (int64_t d = 0; d < q_.dim; ++d) out[d * kTile + l] = row[d] * scale;
+        }
+      }
+    }
+  }
+
+  void load_lse() {
+    for (int64_t i = 0; i < std::ssize(tiles_); ++i) {
+      for (int64_t head = 0; head < q_.heads; ++head) {
+        float* out = lanes(wave_lse_, i, head);
+        for (int l = 0; l < kTile; ++l) out[l] = lse_[head * q_.rows + query(i, l)];
+      }
+    }
+  }
+
+  // Scores the keys [first, last) block by block with the query heads [first_head, last_head):
+  // calls visit(tile index, head, first key, keys, scores) for each tile that has keys of the block
+  // below its `limit`.
+  template <typename Visit>
+  void score_blocks(int64_t first, int64_t last, int64_t first_head, int64_t last_head,
+                    int32_t QueryTile::* limit, const Visit& visit) const {
+    const int64_t group = q_.heads / k_.heads;
+    const auto scratch = std::make_unique_for_overwrite<float[]>(kBlockKeys * k_.dim);
+    alignas(64) float scores[kBlockKeys * kTile];
+    for (int64_t block = first; block < last; block += kBlockKeys) {
+      const int64_t count = std::min(kBlockKeys, last - block);
+      const float* keys = nullptr;
+      for (int64_t head = first_head; head < last_head; ++head) {
+        if (head == first_head || head % group == 0) {
+          keys = rows_as_float(k_, head / group, block, count, scratch.get());
+        }
+        for (int64_t i = 0; i < std::ssize(tiles_); ++i) {
+          if (tiles_[i].*limit <= block) continue;
+          score_keys(tile_queries(i, head), keys, count, k_.dim, scores);
+          visit(i, head, block, count, scores);
+        }
+      }
+    }
+  }
+
+  // Keys per part when [0, keys) is cut for threads: whole blocks.
+  static int64_t part_size(int64_t keys) {
+    const int64_t blocks = (keys + kBlockKeys - 1) / kBlockKeys;
+    return (blocks + kMostParts - 1) / kMostParts * kBlockKeys;
+  }
+
+  void compute_lse() {
+    const int64_t last = last_key(&QueryTile::max_seen);
+    const int64_t size = part_size(last);
+    const int64_t lists = std::ssize(tiles_) * q_.heads;  // of lanes
+    std::vector<Normaliser> partial((last + size - 1) / size * lists);
+    parallel_for(0, last, size, [&](int64_t first, int64_t end) {
+      Normaliser* part = partial.data() + first / size * lists;
+      score_blocks(first, end, 0, q_.heads, &QueryTile::max_seen,
+                   [&](int64_t tile, int64_t head, int64_t block, int64_t count, float* scores) {
+                     add_scores(tiles_[tile], block, count, scores, part[tile * q_.heads + head]);
+                   });
+    });
+    for (int64_t list = 0; list < lists; ++list) {
+      Normaliser total;
+      for (int64_t i = list; i < std::ssize(partial); i += lists) add_normaliser(partial[i], total);
+      for (int l = 0; l < kTile; ++l) wave_lse_[list * kTile + l] = total.log_sum(l);
+    }
+  }
+
+  // Sets the bits of what the query heads [first_head, last_head) activate together. Ranking by the
+  // sum is ranking by the mean.
+  void activate(int64_t first_head, int64_t last_head) {
+    const int64_t tile_stride = k_.rows * kTile;
+    const int64_t last = last_key(&QueryTile::max_eligible);
+    const auto add =
+        options_.heads == HeadAggregation::kMax ? max_probabilities : add_probabilities;
+    parallel_for(0, last, part_size(last), [&](int64_t first, int64_t end) {
+      for (int64_t i = 0; i < std::ssize(tiles_); ++i) {
+        std::fill_n(probabilities_.get() + i * tile_stride + first * kTile, (end - first) * kTile,
+                    0.0f);
+      }
+      score_blocks(first, end, first_head, last_head, &QueryTile::max_eligible,
+                   [&](int64_t tile, int64_t head, int64_t block, int64_t count, float* scores) {
+                     add(scores, count, lanes(wave_lse_, tile, head),
+                         probabilities_.get() + tile * tile_stride + block * kTile);
+                   });
+    });
+
+    std::vector<Selection> selections(tiles_.size());
+    const auto select = [&](int64_t first, int64_t end) {
+      select_top(tiles_.data() + first, end - first, options_.sinks, budget_,
+                 probabilities_.get() + first * tile_stride, tile_stride,
+                 selections.data() + first);
+    };
+    if (last > kManyKeys) {
+      select(0, std::ssize(tiles_));
+    } else {
+      parallel_for(0, std::ssize(tiles_), 1, select);
+    }
+    const int64_t row_bytes = (q_.rows + kWordBits - 1) / kWordBits * (kWordBits / 8);
+    parallel_for(0, std::ssize(tiles_), 1, [&](int64_t i, int64_t) {
+      std::byte* tile_bits = reinterpret_cast<std::byte*>(bits_) + (first_query_ + i * kTile) / 8;
+      set_bits(tiles_[i], options_.sinks, probabilities_.get() + i * tile_stride, selections[i],
+               tile_bits, row_bytes);
+    });
+  }
+
+  const HeadRows& q_;
+  const HeadRows& k_;
+  const int64_t* const q_position_;
+  const float* const lse_;
+  const SignatureOptions& options_;
+  int64_t* const bits_;
+  const int32_t budget_;
+  int64_t wave_tiles_;
+  std::unique_ptr<float[]> probabilities_;  // [wave_tiles][num_entries][kTile]
+  std::unique_ptr<float[]> queries_;        // [wave_tiles][heads_q][dim][kTile], scaled
+  std::vector<float> wave_lse_;             // [wave_tiles][heads_q][kTile]
+  int64_t first_query_ = 0;
+  std::vector<QueryTile> tiles_;  // of the current wave
+};
 
 }  // namespace
 
-void activation_signatures(const float* q, int64_t heads_q, int64_t num_queries, const float* k,
-                           int64_t heads_kv, int64_t num_entries, int64_t dim,
-                           const int64_t* q_position, const SignatureOptions& options,
-                           int64_t* bits) {
-  check(q, heads_q, num_queries, k, heads_kv, num_entries, dim, q_position, options);
-  const int64_t words = (num_queries + kWordBits - 1) / kWordBits;
-  std::fill_n(bits, num_entries * words, 0);
-  if (num_entries == 0 || num_queries == 0) return;
+HeadAggregation head_aggregation(const std::string& name) {
+  if (name == "mean") return HeadAggregation::kMean;
+  if (name == "max") return HeadAggregation::kMax;
+  if (name == "union") return HeadAggregation::kUnion;
+  throw Error(ErrorKind::kArgument,
+              "unknown `heads` \"" + name + "\"; choose one of: mean, max, union");
+}
 
-  const int32_t budget = activation_budget(options, num_entries);
-  const int64_t group = heads_q / heads_kv;
-  const int64_t blocks = (num_entries + kBlockKeys - 1) / kBlockKeys;
-  const float scale = static_cast<float>(options.scale);
-  const float weight = 1.0f / static_cast<float>(heads_q);
-
-  // One word of queries at a time: no two threads write the same word.
-  parallel_for(0, words, 1, [&](int64_t first_word, int64_t last_word) {
-    const auto scores = std::make_unique_for_overwrite<float[]>(blocks * kBlockKeys * kTile);
-    const auto mean = std::make_unique_for_overwrite<float[]>(num_entries * kTile);
-    const auto reference = std::make_unique_for_overwrite<float[]>(blocks * kTile);
-    const auto queries = std::make_unique_for_overwrite<float[]>(dim * kTile);
-    for (int64_t first = first_word * kWordBits;
-         first < std::min(last_word * kWordBits, num_queries); first += kTile) {
-      const Tile tile =
-          make_tile(q_position, first, num_queries, num_entries, options.window, budget);
-      if (tile.max_eligible <= options.sinks) continue;
-      std::fill_n(mean.get(), tile.max_seen * kTile, 0.0f);
-      for (int64_t head = 0; head < heads_q; ++head) {
-        for (int l = 0; l < kTile; ++l) {
-          const int64_t t = std::min(first + l, num_queries - 1);
-          const float* query = q + (head * num_queries + t) * dim;
-          for (int64_t d = 0; d < dim; ++d) queries[d * kTile + l] = query[d] * scale;
-        }
-        const float* keys = k + head / group * num_entries * dim;
-        if (!add_head(tile, queries.get(), keys, dim, weight, scores.get(), reference.get(),
-                      mean.get())) {
-          fail("scores overflow float32: q, k or scale " + std::to_string(options.scale) +
-               " is too large");
-        }
-      }
-      int32_t threshold[kTile];
-      int32_t ties[kTile];
-      find_thresholds(tile, options.sinks, mean.get(), threshold, ties);
-      set_bits(tile, options.sinks, mean.get(), threshold, ties,
-               static_cast<int>(first % kWordBits), words, bits + first / kWordBits);
-    }
-  });
+void activation_signatures(const HeadRows& q, const HeadRows& k, const int64_t* q_position,
+                           const float* lse, const SignatureOptions& options, int64_t* bits) {
+  check(q, k, q_position, lse, options);
+  const int64_t words = (q.rows + kWordBits - 1) / kWordBits;
+  std::fill_n(bits, k.rows * words, 0);
+  if (k.rows == 0 || q.rows == 0) return;
+  Profiler(q, k, q_position, lse, options, bits).run();
 }
 
 }  // namespace swarm_kv

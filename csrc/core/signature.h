@@ -1,39 +1,56 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+
+#include "core/head_rows.h"
 
 namespace swarm_kv {
+
+// How the query heads of one layer share an entry's activations (the paper is silent about heads).
+enum class HeadAggregation {
+  kMean,   // rank by the mean over query heads of the softmax
+  kMax,    // rank by its maximum
+  kUnion,  // each query head activates its own entries; a query activates what any of them does
+};
+
+// "mean", "max" or "union". Throws Error(kArgument) that lists the known names.
+HeadAggregation head_aggregation(const std::string& name);
 
 struct SignatureOptions {
   double sparsity = 0.10;  // share of the context that one query activates, in (0, 1]
   int64_t window = 256;  // most recent tokens, the query's own included: resident, never activated
   int64_t sinks = 0;     // first tokens: resident, never activated
   double scale = 1.0;    // multiplies q . k before the softmax
-  int64_t context = 0;   // tokens that `sparsity` refers to; 0: num_entries
+  int64_t context = 0;   // tokens that `sparsity` refers to; 0: the number of entries
+  HeadAggregation heads = HeadAggregation::kMean;
 };
 
 // Profiles one layer of one sequence: which entries does each query activate (arXiv 2603.17803
 // section 5.1).
 //
-// q [heads_q, num_queries, dim] and k [heads_kv, num_entries, dim], float32 contiguous, as
-// attention sees them (rotated); query head h uses key head h / (heads_q / heads_kv). q_position
-// [num_queries]: the index of each query's own token in key numbering, >= 0; it may be >=
-// num_entries for a query that comes after the entries.
+// q [heads_q, num_queries, dim] and k [heads_kv, num_entries, dim], as attention sees them
+// (rotated); query head h uses key head h / (heads_q / heads_kv). q_position [num_queries]: the
+// index of each query's own token in key numbering, >= 0; it may be >= num_entries for a query that
+// comes after the entries. lse [heads_q, num_queries], as attention computes it: the log-sum-exp of
+// the scaled scores of one query head over all keys that it sees, which may be more than k holds.
+// Null: computed from k, which reads k twice.
 //
-// Query t sees keys j <= q_position[t]. Its score for j is the softmax over all keys that it sees,
-// averaged over query heads. Keys j < sinks or j > q_position[t] - window take their mass but are
-// not eligible. The query activates the max(1, round(sparsity * context)) eligible keys with the
-// highest positive scores; equal scores go to the lower index.
+// Query t sees keys j <= q_position[t]. A head's probability of j is min(1, exp(score - lse)), and
+// the query's is aggregated over query heads as options.heads says. Keys j < sinks or
+// j > q_position[t] - window take their mass but are not eligible. The query activates the
+// max(1, round(sparsity * context)) eligible keys with the highest positive probabilities; equal
+// ones go to the lower index. Computed in float32.
 //
 // bits [num_entries, ceil(num_queries / 64)], row-major, overwritten: bit t % 64 of word t / 64 of
 // row j is set when query t activates entry j. The result does not depend on the number of threads.
 //
-// Scratch: 2 * 32 * num_entries floats per thread. Throws Error(kArgument), before writing `bits`,
-// on sizes or options outside their limits and on NaN or infinity in q or k; scores that overflow
-// float32 also throw, with `bits` then unspecified.
-void activation_signatures(const float* q, int64_t heads_q, int64_t num_queries, const float* k,
-                           int64_t heads_kv, int64_t num_entries, int64_t dim,
-                           const int64_t* q_position, const SignatureOptions& options,
-                           int64_t* bits);
+// Keys are converted block by block. Scratch, for all threads together: at most twice the size of
+// `bits` or 4 MiB, whichever is larger (for fewer than 256 queries, 64 bytes per entry), and what
+// does not grow with num_entries. Throws Error(kArgument), before writing `bits`, on sizes or
+// options outside their limits, on NaN or infinity in q, k or lse, and when scores may overflow
+// float32.
+void activation_signatures(const HeadRows& q, const HeadRows& k, const int64_t* q_position,
+                           const float* lse, const SignatureOptions& options, int64_t* bits);
 
 }  // namespace swarm_kv

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <cstdlib>  // __GLIBC__
 
@@ -17,32 +16,54 @@
 #define SWARM_KV_CLONES
 #endif
 
+// Where a kernel may be written in intrinsics for an x86-64 level and chosen at run time.
+#if defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 12) && defined(__x86_64__)
+#define SWARM_KV_HAS_X86
+#endif
+
+// for (int lane = 0; lane < count; ++lane), to be vectorised: GCC would unroll so short a loop
+// first, and then make worse code of it.
+#if defined(__GNUC__) && !defined(__clang__)
+#define SWARM_KV_LANES(lane, count) \
+  _Pragma("GCC unroll 1") for (int lane = 0; lane < (count); ++lane)
+#else
+#define SWARM_KV_LANES(lane, count) for (int lane = 0; lane < (count); ++lane)
+#endif
+
 #define SWARM_KV_INLINE inline __attribute__((always_inline))
 
 namespace swarm_kv {
 
-// e^x for x <= 0, relative error below 2e-7. Results under the smallest normal float are 0, so
-// exp(-inf) = 0; NaN stays NaN. Written without branches so that loops over it vectorise.
-SWARM_KV_INLINE float fast_expf(float x) {
+// result = e^x for x <= 0, relative error below 2e-7. Results under the smallest normal float are
+// 0, so exp(-inf) = 0; NaN stays NaN. Written without branches so that loops over it vectorise. F
+// is float or a vector of floats in GCC's notation, U the same of uint32_t.
+template <typename F, typename U>
+SWARM_KV_INLINE void exp_nonpositive(const F& x, F& result) {
   constexpr float kLowest = -87.33654f;  // log of the smallest normal float
   constexpr float kLog2e = 1.44269504f;
   constexpr float kLn2High = 0.693145752f;  // few enough bits that n * kLn2High is exact
   constexpr float kLn2Low = 1.42860677e-6f;
   constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer in the low bits
-  const float clamped = x < kLowest ? kLowest : x;
-  const float shifted = clamped * kLog2e + kRound;
-  const float n = shifted - kRound;
-  const float r = (clamped - n * kLn2High) - n * kLn2Low;
+  const F lowest = F{} + kLowest;
+  const F clamped = x < lowest ? lowest : x;
+  const F shifted = clamped * kLog2e + kRound;
+  const F n = shifted - kRound;
+  const F r = (clamped - n * kLn2High) - n * kLn2Low;
   // Minimax fit of (e^r - 1 - r) / r^2 on |r| <= ln2 / 2.
-  float p = 1.381459878757596e-3f;
-  p = p * r + 8.368716575205326e-3f;
+  F p = 1.381459878757596e-3f * r + 8.368716575205326e-3f;
   p = p * r + 4.166838899254799e-2f;
   p = p * r + 1.666652113199234e-1f;
   p = p * r + 4.999999403953552e-1f;
   p = p * (r * r) + r + 1.0f;
-  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
-  const float result = p * std::bit_cast<float>(exponent);
-  return x < kLowest ? 0.0f : result;
+  const U exponent = (__builtin_bit_cast(U, shifted) + 127u) << 23;
+  p *= __builtin_bit_cast(F, exponent);
+  result = x < lowest ? F{} : p;
+}
+
+SWARM_KV_INLINE float fast_expf(float x) {
+  float result;
+  exp_nonpositive<float, uint32_t>(x, result);
+  return result;
 }
 
 }  // namespace swarm_kv

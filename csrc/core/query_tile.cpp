@@ -1,0 +1,154 @@
+#include "core/query_tile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/simd.h"
+
+namespace swarm_kv {
+namespace {
+
+// Twelve accumulators whatever the width: a few less than the registers there are.
+template <typename Vector>
+SWARM_KV_INLINE void score_keys_with(const float* queries, const float* keys, int64_t count,
+                                     int64_t dim, float* scores) {
+  constexpr int kLanes = sizeof(Vector) / sizeof(float);
+  constexpr int kVectors = kTile / kLanes;
+  constexpr int kKeys = kKernelKeys / kVectors;
+  for (int64_t first = 0; first < count; first += kKeys) {
+    const float* rows[kKeys];
+    for (int i = 0; i < kKeys; ++i) rows[i] = keys + std::min(first + i, count - 1) * dim;
+    Vector sum[kKeys][kVectors];
+    for (auto& key : sum) {
+      for (Vector& vector : key) vector = Vector{};
+    }
+    for (int64_t d = 0; d < dim; ++d) {
+      Vector lanes[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        std::memcpy(&lanes[v], queries + d * kTile + v * kLanes, sizeof(Vector));
+      }
+      for (int i = 0; i < kKeys; ++i) {
+        for (int v = 0; v < kVectors; ++v) sum[i][v] += lanes[v] * rows[i][d];
+      }
+    }
+    float* out = scores + first * kTile;
+    for (int i = 0; i < kKeys; ++i) {
+      for (int v = 0; v < kVectors; ++v) {
+        std::memcpy(out + i * kTile + v * kLanes, &sum[i][v], sizeof(Vector));
+      }
+    }
+  }
+}
+
+SWARM_KV_INLINE float probability(float score, float lse) {
+  const float x = score - lse;
+  return fast_expf(x < 0.0f ? x : 0.0f);
+}
+
+typedef float Vector128 __attribute__((vector_size(16)));
+typedef float Vector256 __attribute__((vector_size(32)));
+typedef float Vector512 __attribute__((vector_size(64)));
+
+// Versions of one function as SWARM_KV_CLONES makes them, but each with its own vector width. Such
+// overloads are told apart in this file only.
+#ifdef SWARM_KV_HAS_CLONES
+__attribute__((target("arch=x86-64-v4"))) void score_keys_best(const float* queries,
+                                                               const float* keys, int64_t count,
+                                                               int64_t dim, float* scores) {
+  score_keys_with<Vector512>(queries, keys, count, dim, scores);
+}
+
+__attribute__((target("arch=x86-64-v3"))) void score_keys_best(const float* queries,
+                                                               const float* keys, int64_t count,
+                                                               int64_t dim, float* scores) {
+  score_keys_with<Vector256>(queries, keys, count, dim, scores);
+}
+
+__attribute__((target("default")))
+#endif
+void score_keys_best(const float* queries, const float* keys, int64_t count, int64_t dim,
+                     float* scores) {
+  score_keys_with<Vector128>(queries, keys, count, dim, scores);
+}
+
+}  // namespace
+
+void score_keys(const float* queries, const float* keys, int64_t count, int64_t dim,
+                float* scores) {
+  score_keys_best(queries, keys, count, dim, scores);
+}
+
+// The lowest finite value, not -infinity: the difference of two maxima must not be NaN.
+Normaliser::Normaliser() {
+  std::fill_n(maximum, kTile, std::numeric_limits<float>::lowest());
+  std::fill_n(sum, kTile, 0.0f);
+}
+
+float Normaliser::log_sum(int lane) const { return maximum[lane] + std::log(sum[lane]); }
+
+SWARM_KV_CLONES void add_scores(const QueryTile& tile, int64_t first, int64_t count, float* scores,
+                                Normaliser& normaliser) {
+  if (first + count > tile.min_seen) {
+    for (int64_t j = 0; j < count; ++j) {
+      float* row = scores + j * kTile;
+      SWARM_KV_LANES(l, kTile) {
+        row[l] = first + j < tile.seen[l] ? row[l] : -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+  float maximum[kTile];
+  float sum[kTile];
+  SWARM_KV_LANES(l, kTile) {
+    maximum[l] = normaliser.maximum[l];
+    sum[l] = 0.0f;
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    const float* row = scores + j * kTile;
+    SWARM_KV_LANES(l, kTile) maximum[l] = maximum[l] < row[l] ? row[l] : maximum[l];
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    const float* row = scores + j * kTile;
+    SWARM_KV_LANES(l, kTile) sum[l] += fast_expf(row[l] - maximum[l]);
+  }
+  SWARM_KV_LANES(l, kTile) {
+    normaliser.sum[l] = normaliser.sum[l] * fast_expf(normaliser.maximum[l] - maximum[l]) + sum[l];
+    normaliser.maximum[l] = maximum[l];
+  }
+}
+
+SWARM_KV_CLONES void add_normaliser(const Normaliser& other, Normaliser& normaliser) {
+  SWARM_KV_LANES(l, kTile) {
+    const float maximum = std::max(other.maximum[l], normaliser.maximum[l]);
+    normaliser.sum[l] = normaliser.sum[l] * fast_expf(normaliser.maximum[l] - maximum) +
+                        other.sum[l] * fast_expf(other.maximum[l] - maximum);
+    normaliser.maximum[l] = maximum;
+  }
+}
+
+SWARM_KV_CLONES void add_probabilities(const float* scores, int64_t count, const float* lse,
+                                       float* result) {
+  float shift[kTile];
+  SWARM_KV_LANES(l, kTile) shift[l] = lse[l];
+  for (int64_t j = 0; j < count; ++j) {
+    float row[kTile];
+    SWARM_KV_LANES(l, kTile) row[l] = probability(scores[j * kTile + l], shift[l]);
+    SWARM_KV_LANES(l, kTile) result[j * kTile + l] += row[l];
+  }
+}
+
+SWARM_KV_CLONES void max_probabilities(const float* scores, int64_t count, const float* lse,
+                                       float* result) {
+  float shift[kTile];
+  SWARM_KV_LANES(l, kTile) shift[l] = lse[l];
+  for (int64_t j = 0; j < count; ++j) {
+    float row[kTile];
+    SWARM_KV_LANES(l, kTile) row[l] = probability(scores[j * kTile + l], shift[l]);
+    SWARM_KV_LANES(l, kTile) {
+      result[j * kTile + l] = result[j * kTile + l] < row[l] ? row[l] : result[j * kTile + l];
+    }
+  }
+}
+
+}  // namespace swarm_kv
