@@ -1,5 +1,7 @@
 #include "core/clusterer.h"
 
+#include "core/hypergraph.h"
+#include "core/nearest_medoid.h"
 #include "core/registry.h"
 
 namespace swarm_kv {
@@ -13,10 +15,37 @@ class SwarmClusterer final : public Clusterer {
   }
 };
 
+class NoReplicaClusterer final : public Clusterer {
+ public:
+  Clusters cluster(const int64_t* bits, int64_t num_entries, int64_t words,
+                   const ClusterOptions& options) const override {
+    ClusterOptions disjoint = options;
+    disjoint.max_replicas = 1;
+    return cluster_signatures(bits, num_entries, words, disjoint);
+  }
+};
+
+class MedoidOnlyClusterer final : public Clusterer {
+ public:
+  Clusters cluster(const int64_t* bits, int64_t num_entries, int64_t words,
+                   const ClusterOptions& options) const override {
+    return nearest_medoid_clusters(bits, num_entries, words, options);
+  }
+};
+
+class HypergraphClusterer final : public Clusterer {
+ public:
+  Clusters cluster(const int64_t* bits, int64_t num_entries, int64_t words,
+                   const ClusterOptions& options) const override {
+    return hypergraph_clusters(bits, num_entries, words, options);
+  }
+};
+
 class SequenceClusterer final : public Clusterer {
  public:
-  Clusters cluster(const int64_t*, int64_t num_entries, int64_t,
+  Clusters cluster(const int64_t*, int64_t num_entries, int64_t words,
                    const ClusterOptions& options) const override {
+    check_options(num_entries, words, options);
     return sequence_blocks(num_entries, options.max_size);
   }
 };
@@ -24,6 +53,9 @@ class SequenceClusterer final : public Clusterer {
 const Registry<Clusterer>& registry() {
   static const Registry<Clusterer> kRegistry(
       "clusterer", {registered<Clusterer, SwarmClusterer>("swarm"),
+                    registered<Clusterer, NoReplicaClusterer>("no_replica"),
+                    registered<Clusterer, MedoidOnlyClusterer>("medoid_only"),
+                    registered<Clusterer, HypergraphClusterer>("hypergraph"),
                     registered<Clusterer, SequenceClusterer>("sequence_blocks")});
   return kRegistry;
 }

@@ -20,7 +20,11 @@ class Clusterer {
                            const ClusterOptions& options) const = 0;
 };
 
-// "swarm": cluster_signatures. "sequence_blocks": blocks of options.max_size neighbours.
+// "swarm"            cluster_signatures: Algorithm 1.
+// "no_replica"       the same with max_replicas = 1, whatever is asked: an ablation.
+// "medoid_only"      nearest_medoid_clusters: another ablation.
+// "hypergraph"       hypergraph_clusters.
+// "sequence_blocks"  blocks of options.max_size neighbours.
 // Throws Error(kArgument) that lists the known names.
 std::unique_ptr<Clusterer> make_clusterer(const std::string& name);
 
