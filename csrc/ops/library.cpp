@@ -5,13 +5,17 @@
 STABLE_TORCH_LIBRARY(swarm_kv, m) {
   m.def(
       "activation_signatures(Tensor q, Tensor k, Tensor q_positions, float sparsity, int window, "
-      "int sinks, float scale) -> Tensor");
+      "int sinks, float scale, Tensor? lse=None, str heads='mean') -> Tensor");
   m.def(
-      "cluster(Tensor bits, float tau, int max_size, int max_replicas, int min_activation) "
+      "cluster(Tensor bits, str clusterer, str distance, float tau, int max_size, "
+      "int max_replicas, int min_activation, str cold, int block, int max_index_bytes, int seed) "
       "-> (Tensor offsets, Tensor members)");
   m.def("score_codes(Tensor q, Tensor codebooks, Tensor codes, float scale) -> Tensor");
+  m.def("score_packed_codes(Tensor q, Tensor codebooks, Tensor codes, float scale) -> Tensor");
   m.def("score_clusters(Tensor q, Tensor keys, float scale) -> Tensor");
+  m.def("score_coded_clusters(Tensor q, Tensor keys, Tensor scales, float scale) -> Tensor");
   m.def("select_clusters(Tensor scores, Tensor offsets, Tensor members, int budget) -> Tensor");
+  m.def("select_intervals(Tensor probs, Tensor members, int budget, float request_cost) -> Tensor");
   m.def(
       "select_two_level(Tensor probs, Tensor offsets, Tensor members, int budget, "
       "float request_cost, float single_share) -> (Tensor clusters, Tensor entries)");

@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -35,9 +36,15 @@ std::span<const int64_t> as_span(const Tensor& tensor) {
   return {data<int64_t>(tensor), static_cast<size_t>(tensor.numel())};
 }
 
-Tensor checked_list(const char* op, const char* name, const Tensor& tensor) {
-  Argument{op, name, tensor}.on_cpu().dim(1).dtype(ScalarType::Long);
+Tensor checked_list(const char* op, const char* name, const Tensor& tensor,
+                    ScalarType dtype = ScalarType::Long) {
+  Argument{op, name, tensor}.on_cpu().dim(1).dtype(dtype);
   return as_contiguous(tensor);
+}
+
+std::vector<int32_t> int32_list(const char* op, const char* name, const Tensor& tensor) {
+  const Tensor list = checked_list(op, name, tensor, ScalarType::Int);
+  return {data<int32_t>(list), data<int32_t>(list) + list.numel()};
 }
 
 // Keys and values [heads, n, dim] whose rows are contiguous, kept alive while they are read.
@@ -66,7 +73,21 @@ struct KeysValues {
       return EntrySource::Half{static_cast<const std::byte*>(tensor.const_data_ptr()),
                                tensor.stride(0) * item, tensor.stride(1) * item};
     };
-    return {half(keys), half(values), keys.size(0), keys.size(2) * item};
+    return {half(keys), half(values), keys.size(0), keys.size(2) * item,
+            element_of(keys.scalar_type())};
+  }
+
+  static Element element_of(ScalarType dtype) {
+    switch (dtype) {
+      case ScalarType::Half:
+        return Element::kFloat16;
+      case ScalarType::BFloat16:
+        return Element::kBFloat16;
+      case ScalarType::Double:
+        return Element::kFloat64;
+      default:
+        return Element::kFloat32;
+    }
   }
 };
 
@@ -146,16 +167,42 @@ void window_release(int64_t handle, Tensor slots) {
 }
 
 int64_t segment_write(int64_t handle, Tensor k, Tensor v, Tensor offsets, Tensor members,
-                      std::string label) {
+                      std::string label, std::optional<Tensor> activations,
+                      std::string initial_fill, int64_t profile_queries, std::string codec) {
   const KeysValues entries("segment_write", k, v);
-  const Tensor starts = checked_list("segment_write", "offsets", offsets);
-  const Tensor list = checked_list("segment_write", "members", members);
-  check(starts.numel() >= 1, "segment_write: `offsets` needs at least one element");
   Clusters clusters;
-  clusters.offsets.assign(as_span(starts).begin(), as_span(starts).end());
-  clusters.members.assign(as_span(list).begin(), as_span(list).end());
-  return store_of(handle)->write(entries.source(), entries.keys.size(1), std::move(clusters),
-                                 label);
+  clusters.offsets = int32_list("segment_write", "offsets", offsets);
+  clusters.members = int32_list("segment_write", "members", members);
+  check(!clusters.offsets.empty(), "segment_write: `offsets` needs at least one element");
+  make_tier_score(initial_fill);  // an unknown name is an error without a profile too
+  InitialFill fill;
+  Tensor counts;
+  if (activations) {
+    counts = checked_list("segment_write", "activations", *activations, ScalarType::Int);
+    fill = {initial_fill,
+            {data<int32_t>(counts), static_cast<size_t>(counts.numel())},
+            profile_queries};
+  }
+  return store_of(handle)->write(entries.source(), entries.keys.size(1), std::move(clusters), label,
+                                 fill, codec);
+}
+
+// What the store holds anyway, not a copy.
+std::tuple<Tensor, Tensor> segment_clusters(int64_t handle, int64_t segment) {
+  const std::shared_ptr<const Segment> held = store_of(handle)->segment(segment);
+  const auto view = [&held](const std::vector<int32_t>& list) {
+    return torch::stable::from_blob(const_cast<int32_t*>(list.data()),
+                                    {static_cast<int64_t>(list.size())}, {1},
+                                    torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                    ScalarType::Int, [held](void*) {});
+  };
+  return {view(held->clusters.offsets), view(held->clusters.members)};
+}
+
+int64_t stored_entry_bytes(Tensor k, std::string codec_name) {
+  const KeysValues entries("stored_entry_bytes", k, k);
+  const auto codec = make_codec(codec_name, entries.source(), 0);
+  return codec ? codec->stored_bytes() : entries.source().entry_bytes();
 }
 
 void segment_free(int64_t handle, int64_t segment) { store_of(handle)->free_segment(segment); }
@@ -202,8 +249,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(swarm_kv, m) {
   m.def("window_retain(int store, Tensor slots) -> ()");
   m.def("window_release(int store, Tensor slots) -> ()");
   m.def(
-      "segment_write(int store, Tensor k, Tensor v, Tensor offsets, Tensor members, str label) "
-      "-> int");
+      "segment_write(int store, Tensor k, Tensor v, Tensor offsets, Tensor members, str label, "
+      "Tensor? activations=None, str initial_fill=\"none\", int profile_queries=0, "
+      "str codec=\"none\") -> int");
+  m.def("segment_clusters(int store, int segment) -> (Tensor offsets, Tensor members)");
+  m.def("stored_entry_bytes(Tensor k, str codec) -> int");
   m.def("segment_free(int store, int segment) -> ()");
   m.def(
       "fetch_submit(int store, int[] segments, Tensor clusters, Tensor entries, int limit, "
@@ -226,6 +276,8 @@ STABLE_TORCH_LIBRARY_IMPL(swarm_kv, CompositeExplicitAutograd, m) {
   m.impl("window_retain", SWARM_KV_BOX(window_retain));
   m.impl("window_release", SWARM_KV_BOX(window_release));
   m.impl("segment_write", SWARM_KV_BOX(segment_write));
+  m.impl("segment_clusters", SWARM_KV_BOX(segment_clusters));
+  m.impl("stored_entry_bytes", SWARM_KV_BOX(stored_entry_bytes));
   m.impl("segment_free", SWARM_KV_BOX(segment_free));
   m.impl("fetch_submit", SWARM_KV_BOX(fetch_submit));
   m.impl("fetch_wait", SWARM_KV_BOX(fetch_wait));

@@ -101,4 +101,10 @@ Tensor empty_cpu(std::initializer_list<int64_t> sizes, ScalarType dtype) {
                               torch::stable::Device(torch::headeronly::DeviceType::CPU));
 }
 
+Tensor int32_tensor(const std::vector<int32_t>& values) {
+  Tensor result = empty_cpu({static_cast<int64_t>(values.size())}, ScalarType::Int);
+  std::copy(values.begin(), values.end(), static_cast<int32_t*>(result.mutable_data_ptr()));
+  return result;
+}
+
 }  // namespace swarm_kv::ops

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "io/error.h"
 
@@ -85,6 +86,9 @@ Tensor int64_tensor(const Container& values) {
   std::copy(values.begin(), values.end(), static_cast<int64_t*>(result.mutable_data_ptr()));
   return result;
 }
+
+// The same with int32, for lists that are held in memory.
+Tensor int32_tensor(const std::vector<int32_t>& values);
 
 template <typename T>
 const T* data(const Tensor& tensor) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/nibble_scan.h"
 #include "ops/cpu/vector.h"
 
 namespace swarm_kv::cpu {
@@ -25,6 +26,10 @@ struct RowGroup {
 
 constexpr int64_t kMaxWidth = 8;
 
+// Keys widened to float at a time: they and the queries stay in the first-level cache.
+constexpr int64_t kWidened = 32;
+
+// The groups of each KV head in turn, the same number for each.
 std::vector<RowGroup> group_rows(const ScoreQueries& queries) {
   std::vector<RowGroup> groups;
   for (int64_t kv = 0; kv < queries.kv_heads; ++kv) {
@@ -141,9 +146,93 @@ SWARM_KV_CLONES void look_up_block(const float* tables, int64_t width, int64_t p
   }
 }
 
+// Tables [parts][16] of one row out of those of `width` rows, rounded for scan_nibbles. What is
+// taken off each part's values is the same for all items, so a softmax never sees it. Returns the
+// step.
+float round_tables(const float* tables, int64_t width, int64_t parts, uint8_t* rounded) {
+  const auto at = [&](int64_t m, int64_t k) { return tables[(m * 16 + k) * width]; };
+  std::vector<float> lowest(parts);
+  float range = 0;
+  for (int64_t m = 0; m < parts; ++m) {
+    float highest = lowest[m] = at(m, 0);
+    for (int64_t k = 1; k < 16; ++k) {
+      lowest[m] = std::min(lowest[m], at(m, k));
+      highest = std::max(highest, at(m, k));
+    }
+    range = std::max(range, highest - lowest[m]);
+  }
+  const float per_step = range > 0 ? kScanTableMax / range : 0;
+  for (int64_t m = 0; m < parts; ++m) {
+    for (int64_t k = 0; k < 16; ++k) {
+      const float steps = std::min((at(m, k) - lowest[m]) * per_step + 0.5f, kScanTableMax + 0.5f);
+      rounded[m * 16 + k] = static_cast<uint8_t>(steps);
+    }
+  }
+  return range / kScanTableMax;
+}
+
+// The sums of the lanes of four vectors, in the order of sum_lanes.
+SWARM_KV_INLINE void sum_lanes_of_four(const Vec<float>::type* vectors, float* sums) {
+  typedef float Half __attribute__((vector_size(32)));
+  typedef float Quarter __attribute__((vector_size(16)));
+  Quarter quarters[4];
+  for (int i = 0; i < 4; ++i) {
+    Half half[2];
+    std::memcpy(half, &vectors[i], sizeof(half));
+    half[0] += half[1];
+    Quarter quarter[2];
+    std::memcpy(quarter, &half[0], sizeof(quarter));
+    quarters[i] = quarter[0] + quarter[1];
+  }
+  const Quarter first = __builtin_shufflevector(quarters[0], quarters[1], 0, 4, 1, 5) +
+                        __builtin_shufflevector(quarters[0], quarters[1], 2, 6, 3, 7);
+  const Quarter second = __builtin_shufflevector(quarters[2], quarters[3], 0, 4, 1, 5) +
+                         __builtin_shufflevector(quarters[2], quarters[3], 2, 6, 3, 7);
+  const Quarter result = __builtin_shufflevector(first, second, 0, 1, 4, 5) +
+                         __builtin_shufflevector(first, second, 2, 3, 6, 7);
+  std::memcpy(sums, &result, sizeof(result));
+}
+
+// scores[r * kBlock + n] for four rows and kKeys neighbouring keys.
+template <int kKeys>
+SWARM_KV_INLINE void dot_tile(const float* queries, int64_t dim, const float* keys, float scale,
+                              float* scores) {
+  using V = Vec<float>::type;
+  V sums[kKeys][4] = {};
+  int64_t d = 0;
+  for (; d + Vec<float>::kLanes <= dim; d += Vec<float>::kLanes) {
+    V key[kKeys];
+    for (int n = 0; n < kKeys; ++n) load(keys + n * dim + d, key[n]);
+    for (int r = 0; r < 4; ++r) {
+      V query;
+      load(queries + r * dim + d, query);
+      for (int n = 0; n < kKeys; ++n) sums[n][r] += query * key[n];
+    }
+  }
+  for (int n = 0; n < kKeys; ++n) {
+    float dots[4];
+    sum_lanes_of_four(sums[n], dots);
+    for (int r = 0; r < 4; ++r) {
+      for (int64_t tail = d; tail < dim; ++tail) {
+        dots[r] += queries[r * dim + tail] * keys[n * dim + tail];
+      }
+      scores[r * kBlock + n] = scale * dots[r];
+    }
+  }
+}
+
 SWARM_KV_CLONES void dot_block(const float* queries, int64_t rows, int64_t dim, const float* keys,
                                int64_t count, float scale, float* scores) {
-  for (int64_t n = 0; n < count; ++n) {
+  for (; rows >= 4; rows -= 4) {
+    int64_t n = 0;
+    for (; n + 4 <= count; n += 4) {
+      dot_tile<4>(queries, dim, keys + n * dim, scale, scores + n);
+    }
+    for (; n < count; ++n) dot_tile<1>(queries, dim, keys + n * dim, scale, scores + n);
+    queries += 4 * dim;
+    scores += 4 * kBlock;
+  }
+  for (int64_t n = 0; n < count && rows > 0; ++n) {
     dot_all(queries, rows, dim, keys + n * dim, dim, scale, scores + n, kBlock);
   }
 }
@@ -155,109 +244,322 @@ struct BlockState {
 };
 
 SWARM_KV_CLONES BlockState exponentiate(const float* scores, int64_t count, float* weights) {
+  using V = Vec<float>::type;
   const float max = max_of(scores, count, -std::numeric_limits<float>::infinity());
   const float shift = max == -std::numeric_limits<float>::infinity() ? 0.0f : max;
-  for (int64_t n = 0; n < count; ++n) weights[n] = fast_expf(scores[n] - shift);
+  int64_t n = 0;
+  for (; n + Vec<float>::kLanes <= count; n += Vec<float>::kLanes) {
+    V score;
+    load(scores + n, score);
+    exp_nonpositive<V, VecBits>(score - shift, score);
+    store<float>(score, weights + n);
+  }
+  for (; n < count; ++n) weights[n] = fast_expf(scores[n] - shift);
   return {max, sum_of(weights, count)};
 }
 
-// out[n] = sum over rows of factor[row] * weights[row][n]
-SWARM_KV_CLONES void combine(const float* weights, int64_t row_stride, const float* factors,
-                             int64_t factor_stride, int64_t rows, int64_t count, float* out) {
-  std::fill_n(out, count, 0.0f);
-  for (int64_t r = 0; r < rows; ++r) {
-    const float factor = factors[r * factor_stride];
-    const float* source = weights + r * row_stride;
-    for (int64_t n = 0; n < count; ++n) out[n] += factor * source[n];
+SWARM_KV_INLINE void load_weights(const float* source, Vec<float>::type& vector) {
+  load(source, vector);
+}
+
+SWARM_KV_INLINE void load_weights(const bf16* source, Vec<float>::type& vector) {
+  typedef uint16_t Shorts __attribute__((vector_size(32)));
+  Shorts half;
+  std::memcpy(&half, source, sizeof(half));
+  vector = __builtin_bit_cast(Vec<float>::type, __builtin_convertvector(half, VecBits) << 16);
+}
+
+// The same for scores of `step` times an integer, which are rough by themselves: so are the
+// weights, within 1 %, in 16 bits. The bits of a bf16 are nearly its logarithm in 128ths of an
+// octave; what the mantissa is off by is nearly a parabola.
+SWARM_KV_CLONES BlockState exponentiate_sums(const uint16_t* sums, int64_t count, float step,
+                                             bf16* weights) {
+  constexpr uint16_t kOne = 127 << 7;  // the bits of 1
+  uint16_t max = 0;
+  for (int64_t n = 0; n < count; ++n) max = sums[n] > max ? sums[n] : max;
+  const float per_step = std::min(step * 1.44269504f * 128, 8192.0f);
+  const uint16_t whole = static_cast<uint16_t>(per_step);
+  const uint16_t fraction = static_cast<uint16_t>((per_step - whole) * 65536);
+  const uint16_t deepest =
+      static_cast<uint16_t>(std::min<float>(kOne / std::max(per_step, 0.25f), 65535.0f));
+  for (int64_t n = 0; n < count; ++n) {
+    const uint16_t below = max - sums[n];
+    const uint16_t depth = below < deepest ? below : deepest;
+    const uint16_t more = (uint32_t{depth} * fraction) >> 16;
+    const uint16_t bits = kOne - static_cast<uint16_t>(depth * whole) - more;
+    const uint16_t mantissa = bits & 127;
+    const uint16_t parabola = mantissa * (128 - mantissa) + 186;
+    const uint16_t excess = (uint32_t{parabola} * 176) >> 16;
+    weights[n].bits = bits - excess;
+  }
+  using V = Vec<float>::type;
+  V total = {}, some;
+  int64_t n = 0;
+  for (; n + Vec<float>::kLanes <= count; n += Vec<float>::kLanes) {
+    load_weights(weights + n, some);
+    total += some;
+  }
+  float sum = sum_lanes(total);
+  for (; n < count; ++n) sum += weights[n];
+  return {step * static_cast<float>(max), sum};
+}
+
+template <typename W>
+SWARM_KV_INLINE void combine_rows(const W* weights, int64_t row_stride, const float* factors,
+                                  int64_t factor_stride, int64_t rows, int64_t count, bool first,
+                                  float* out) {
+  using V = Vec<float>::type;
+  int64_t n = 0;
+  for (; n + Vec<float>::kLanes <= count; n += Vec<float>::kLanes) {
+    V sum = {};
+    if (!first) load(out + n, sum);
+    for (int64_t r = 0; r < rows; ++r) {
+      V weight;
+      load_weights(weights + r * row_stride + n, weight);
+      sum += factors[r * factor_stride] * weight;
+    }
+    store<float>(sum, out + n);
+  }
+  for (; n < count; ++n) {
+    float sum = first ? 0.0f : out[n];
+    for (int64_t r = 0; r < rows; ++r) {
+      sum += factors[r * factor_stride] * static_cast<float>(weights[r * row_stride + n]);
+    }
+    out[n] = sum;
   }
 }
 
-// The mean over all rows of the softmax over items. score(group, first, count, scores) writes
-// scores[w * kBlock + n]. Each block is exponentiated relative to its own maximum while it is in
-// the cache; the row's maximum and sum then only scale it.
-template <typename Score>
-void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const Score& score) {
+// out[n] (+)= sum over rows of factor[row] * weights[row][n]
+SWARM_KV_CLONES void combine(const float* weights, int64_t row_stride, const float* factors,
+                             int64_t factor_stride, int64_t rows, int64_t count, bool first,
+                             float* out) {
+  combine_rows(weights, row_stride, factors, factor_stride, rows, count, first, out);
+}
+
+SWARM_KV_CLONES void combine(const bf16* weights, int64_t row_stride, const float* factors,
+                             int64_t factor_stride, int64_t rows, int64_t count, bool first,
+                             float* out) {
+  combine_rows(weights, row_stride, factors, factor_stride, rows, count, first, out);
+}
+
+// The weights of one group of rows over one block of items, and where to put them.
+template <typename W>
+struct BlockWeights {
+  int64_t group;  // number of the group
+  int64_t first;  // item
+  int64_t count;
+  W* weights;      // of the group's first row
+  int64_t stride;  // from one row's weights to the next one's
+  BlockState* states;
+  int64_t state_stride;
+};
+
+// From scores[w * kBlock + n] of the group's rows.
+void weigh(const float* scores, int64_t rows, const BlockWeights<float>& block) {
+  for (int64_t w = 0; w < rows; ++w) {
+    block.states[w * block.state_stride] =
+        exponentiate(scores + w * kBlock, block.count, block.weights + w * block.stride);
+  }
+}
+
+// The mean over all rows of the softmax over items. fill(group, block) writes the block's weights
+// and states. Each block is exponentiated relative to its own maximum while it is in
+// the cache; the row's maximum and sum then only scale it. One KV head after the other, so that the
+// weights held at a time are few.
+template <typename W, typename Fill>
+void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const Fill& fill) {
   const std::vector<RowGroup> groups = group_rows(queries);
-  const int64_t rows = queries.kv_heads * queries.rows;
+  const int64_t rows = queries.rows;
   const int64_t blocks = (items + kBlock - 1) / kBlock;
-  const int64_t num_groups = static_cast<int64_t>(groups.size());
-  const auto weights = std::make_unique_for_overwrite<float[]>(rows * items);
+  const int64_t groups_per_head = static_cast<int64_t>(groups.size()) / queries.kv_heads;
+  const auto weights = std::make_unique_for_overwrite<W[]>(rows * items);
   std::vector<BlockState> states(rows * blocks);
   std::vector<float> factors(rows * blocks);
 
-  torch::stable::parallel_for(0, blocks * num_groups, 4, [&](int64_t begin, int64_t end) {
-    float scores[kMaxWidth * kBlock];
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t block = task / num_groups;
-      const int64_t g = task % num_groups;
-      const int64_t first = block * kBlock;
-      const int64_t count = std::min(kBlock, items - first);
-      score(g, groups[g], first, count, scores);
-      for (int64_t w = 0; w < groups[g].count; ++w) {
-        const int64_t row = groups[g].kv * queries.rows + groups[g].first + w;
-        states[row * blocks + block] =
-            exponentiate(scores + w * kBlock, count, weights.get() + row * items + first);
+  for (int64_t kv = 0; kv < queries.kv_heads; ++kv) {
+    const int64_t first_group = kv * groups_per_head;
+    torch::stable::parallel_for(0, blocks * groups_per_head, 8, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t block = task / groups_per_head;
+        const int64_t g = first_group + task % groups_per_head;
+        const int64_t first = block * kBlock, row = groups[g].first;
+        const BlockWeights<W> target{g,
+                                     first,
+                                     std::min(kBlock, items - first),
+                                     weights.get() + row * items + first,
+                                     items,
+                                     states.data() + row * blocks + block,
+                                     blocks};
+        fill(groups[g], target);
       }
-    }
-  });
+    });
 
-  for (int64_t row = 0; row < rows; ++row) {
-    const BlockState* state = states.data() + row * blocks;
-    float max = state[0].max;
-    for (int64_t b = 1; b < blocks; ++b) max = std::max(max, state[b].max);
-    double sum = 0;
-    for (int64_t b = 0; b < blocks; ++b) {
-      factors[row * blocks + b] = std::exp(state[b].max - max);
-      sum += static_cast<double>(factors[row * blocks + b]) * state[b].sum;
+    for (int64_t row = 0; row < rows; ++row) {
+      const BlockState* state = states.data() + row * blocks;
+      float max = state[0].max;
+      for (int64_t b = 1; b < blocks; ++b) max = std::max(max, state[b].max);
+      double sum = 0;
+      for (int64_t b = 0; b < blocks; ++b) {
+        factors[row * blocks + b] = std::exp(state[b].max - max);
+        sum += static_cast<double>(factors[row * blocks + b]) * state[b].sum;
+      }
+      const double total_rows = static_cast<double>(queries.kv_heads * rows);
+      const float inverse = static_cast<float>(1.0 / (sum * total_rows));
+      for (int64_t b = 0; b < blocks; ++b) factors[row * blocks + b] *= inverse;
     }
-    const float inverse = static_cast<float>(1.0 / (sum * static_cast<double>(rows)));
-    for (int64_t b = 0; b < blocks; ++b) factors[row * blocks + b] *= inverse;
+
+    torch::stable::parallel_for(0, blocks, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t first = block * kBlock;
+        combine(weights.get() + first, items, factors.data() + block, blocks, rows,
+                std::min(kBlock, items - first), kv == 0, out + first);
+      }
+    });
   }
+}
 
-  torch::stable::parallel_for(0, blocks, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = block * kBlock;
-      combine(weights.get() + first, items, factors.data() + block, blocks, rows,
-              std::min(kBlock, items - first), out + first);
-    }
-  });
+}  // namespace
+
+namespace {
+
+// The tables of all groups of rows: those of groups[g] begin at g * parts * codewords * kMaxWidth.
+std::unique_ptr<float[]> make_tables(const ScoreQueries& queries,
+                                     const std::vector<RowGroup>& groups, const float* codebooks,
+                                     int64_t parts, int64_t codewords, float scale) {
+  const int64_t size = parts * codewords * kMaxWidth;
+  auto tables = std::make_unique_for_overwrite<float[]>(groups.size() * size);
+  torch::stable::parallel_for(
+      0, static_cast<int64_t>(groups.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t g = begin; g < end; ++g) {
+          const RowGroup& group = groups[g];
+          fill_tables(queries.data + (group.kv * queries.rows + group.first) * queries.dim,
+                      group.count, queries.dim, parts, queries.dim / parts,
+                      codebooks + group.kv * codewords * queries.dim, codewords, scale,
+                      tables.get() + g * size);
+        }
+      });
+  return tables;
 }
 
 }  // namespace
 
 void score_codes(const ScoreQueries& queries, const float* codebooks, int64_t parts,
                  int64_t codewords, const uint8_t* codes, int64_t items, float scale, float* out) {
-  const std::vector<RowGroup> groups = group_rows(queries);
-  const int64_t part_dim = queries.dim / parts;
   const int64_t table_size = parts * codewords * kMaxWidth;
-  const auto tables = std::make_unique_for_overwrite<float[]>(groups.size() * table_size);
-  torch::stable::parallel_for(
-      0, static_cast<int64_t>(groups.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t g = begin; g < end; ++g) {
-          const RowGroup& group = groups[g];
-          fill_tables(queries.data + (group.kv * queries.rows + group.first) * queries.dim,
-                      group.count, queries.dim, parts, part_dim,
-                      codebooks + group.kv * codewords * queries.dim, codewords, scale,
-                      tables.get() + g * table_size);
-        }
+  const auto tables = make_tables(queries, group_rows(queries), codebooks, parts, codewords, scale);
+  mean_softmax<float>(
+      queries, items, out, [&](const RowGroup& group, const BlockWeights<float>& block) {
+        float scores[kMaxWidth * kBlock];
+        look_up_block(tables.get() + block.group * table_size, table_width(group.count), parts,
+                      codewords, codes + group.kv * parts * items + block.first, items, block.count,
+                      scores);
+        weigh(scores, group.count, block);
       });
-  mean_softmax(queries, items, out,
-               [&](int64_t g, const RowGroup& group, int64_t first, int64_t count, float* scores) {
-                 look_up_block(tables.get() + g * table_size, table_width(group.count), parts,
-                               codewords, codes + group.kv * parts * items + first, items, count,
-                               scores);
-               });
 }
 
-void score_keys(const ScoreQueries& queries, const float* keys, int64_t items, float scale,
-                float* out) {
-  mean_softmax(queries, items, out,
-               [&](int64_t, const RowGroup& group, int64_t first, int64_t count, float* scores) {
-                 dot_block(queries.data + (group.kv * queries.rows + group.first) * queries.dim,
-                           group.count, queries.dim,
-                           keys + (group.kv * items + first) * queries.dim, count, scale, scores);
-               });
+void score_packed_codes(const ScoreQueries& queries, const float* codebooks, int64_t parts,
+                        const uint8_t* codes, int64_t items, float scale, float* out) {
+  const std::vector<RowGroup> groups = group_rows(queries);
+  const int64_t table_size = parts * 16;  // of one row
+  const auto tables = make_tables(queries, groups, codebooks, parts, 16, scale);
+  std::vector<uint8_t> rounded(groups.size() * kMaxWidth * table_size);
+  std::vector<float> steps(groups.size() * kMaxWidth);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (int64_t w = 0; w < groups[g].count; ++w) {
+      const size_t row = g * kMaxWidth + w;
+      steps[row] =
+          round_tables(tables.get() + g * kMaxWidth * table_size + w, table_width(groups[g].count),
+                       parts, rounded.data() + row * table_size);
+    }
+  }
+  mean_softmax<bf16>(
+      queries, items, out, [&](const RowGroup& group, const BlockWeights<bf16>& block) {
+        uint16_t sums[kMaxWidth * kBlock];
+        const int64_t row = block.group * kMaxWidth;
+        scan_nibbles(rounded.data() + row * table_size, group.count,
+                     {codes + group.kv * (parts / 2) * items + block.first, items, parts},
+                     block.count, sums, kBlock);
+        for (int64_t w = 0; w < group.count; ++w) {
+          block.states[w * block.state_stride] = exponentiate_sums(
+              sums + w * kBlock, block.count, steps[row + w], block.weights + w * block.stride);
+        }
+      });
 }
+
+namespace {
+
+// widen(kv, first, count, wide) writes keys as floats [count, dim].
+template <typename Widen>
+void score_widened(const ScoreQueries& queries, int64_t items, float scale, float* out,
+                   const Widen& widen) {
+  const int64_t dim = queries.dim;
+  mean_softmax<float>(
+      queries, items, out, [&](const RowGroup& group, const BlockWeights<float>& block) {
+        float scores[kMaxWidth * kBlock];
+        const float* rows = queries.data + (group.kv * queries.rows + group.first) * dim;
+        std::vector<float> wide(kWidened * dim);
+        for (int64_t n = 0; n < block.count; n += kWidened) {
+          const int64_t some = std::min(kWidened, block.count - n);
+          widen(group.kv, block.first + n, some, wide.data());
+          dot_block(rows, group.count, dim, wide.data(), some, scale, scores + n);
+        }
+        weigh(scores, group.count, block);
+      });
+}
+
+// Keys are read in bursts, between which the processor would not look ahead by itself.
+template <typename T>
+void prefetch(const T* source, int64_t count) {
+#ifdef __GNUC__
+  for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) {
+    __builtin_prefetch(source + i, 0, 2);
+  }
+#endif
+}
+
+SWARM_KV_CLONES void widen_nibbles(const uint8_t* keys, int64_t count, int64_t half, float* wide) {
+  for (int64_t n = 0; n < count; ++n) {
+    for (int64_t d = 0; d < half; ++d) {
+      wide[2 * n * half + d] = static_cast<float>(keys[n * half + d] & 15);
+      wide[(2 * n + 1) * half + d] = static_cast<float>(keys[n * half + d] >> 4);
+    }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void score_keys(const ScoreQueries& queries, const T* keys, int64_t items, float scale,
+                float* out) {
+  const int64_t dim = queries.dim;
+  score_widened(queries, items, scale, out,
+                [&](int64_t kv, int64_t first, int64_t count, float* wide) {
+                  const T* source = keys + (kv * items + first) * dim;
+                  to_float(source, wide, count * dim);
+                  prefetch(source + count * dim, std::min(count, items - first - count) * dim);
+                });
+}
+
+void score_coded_keys(const ScoreQueries& queries, const uint8_t* keys, const float* scales,
+                      int64_t items, float scale, float* out) {
+  const int64_t dim = queries.dim, half = dim / 2;
+  // The scales go into the queries, once.
+  std::vector<float> scaled(queries.kv_heads * queries.rows * dim);
+  for (int64_t row = 0; row < queries.kv_heads * queries.rows; ++row) {
+    const float* own = scales + row / queries.rows * dim;
+    for (int64_t d = 0; d < dim; ++d) {
+      scaled[row * dim + d] = queries.data[row * dim + d] * own[d];
+    }
+  }
+  score_widened({scaled.data(), queries.kv_heads, queries.rows, dim}, items, scale, out,
+                [&](int64_t kv, int64_t first, int64_t count, float* wide) {
+                  widen_nibbles(keys + (kv * items + first) * half, count, half, wide);
+                });
+}
+
+template void score_keys<float>(const ScoreQueries&, const float*, int64_t, float, float*);
+template void score_keys<fp16>(const ScoreQueries&, const fp16*, int64_t, float, float*);
+template void score_keys<bf16>(const ScoreQueries&, const bf16*, int64_t, float, float*);
 
 SWARM_KV_CLONES uint8_t max_code(const uint8_t* codes, int64_t count) {
   uint8_t max = 0;

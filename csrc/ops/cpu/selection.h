@@ -5,11 +5,11 @@
 
 namespace swarm_kv::cpu {
 
-// Clusters as two arrays: cluster c is members[offsets[c] .. offsets[c + 1]). Every member is
-// within [0, entries).
+// Clusters as two arrays: cluster c is members[offsets[c] .. offsets[c + 1]); members beyond the
+// last cluster are in none. Every member is within [0, entries).
 struct ClusterLists {
-  const int64_t* offsets;
-  const int64_t* members;
+  const int32_t* offsets;
+  const int32_t* members;
   int64_t count;    // of clusters
   int64_t entries;  // of the context
 };
@@ -24,7 +24,8 @@ struct TwoLevelSelection {
   std::vector<int64_t> entries;   // the single ones, ascending
 };
 
-// probs [clusters.entries], >= 0; budget < clusters.entries.
+// Greedy by probability not yet taken per read cost; see swarm_kv/ops.py. probs
+// [clusters.entries], >= 0; budget < clusters.entries.
 TwoLevelSelection select_two_level(const float* probs, const ClusterLists& clusters, int64_t budget,
                                    double request_cost, double single_share);
 

@@ -34,6 +34,8 @@ SWARM_KV_INLINE void store(const typename Vec<Acc>::type& vector, Acc* destinati
   std::memcpy(destination, &vector, sizeof(vector));
 }
 
+typedef uint32_t VecBits __attribute__((vector_size(64)));
+
 // Sum of the lanes, by halves.
 SWARM_KV_INLINE float sum_lanes(const Vec<float>::type& vector) {
   typedef float half_type __attribute__((vector_size(32)));
