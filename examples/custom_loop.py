@@ -35,20 +35,20 @@ def main() -> None:
     # profile, cluster, place, write
     positions = torch.full((PROFILE,), ENTRIES)  # each query comes after the whole context
     bits = ops.activation_signatures(profile, k, positions, 0.10, 0, 0, SCALE)
-    offsets, members = ops.cluster(bits, 0.6, 64, 3, 4)
+    offsets, members = ops.cluster(bits, "swarm", "jaccard", 0.6, 64, 3, 4, "coded", 16, 0, 0)
     drives = [tempfile.mkdtemp() for _ in range(4)]
     store = ops.store_open(
         drives, "auto", True, True, 30.0, 32 << 20, 8 << 20, 0,
         "round_robin", "swarm", "decayed_frequency", True, 0.0, 0.0,
     )  # fmt: skip
     segment = ops.segment_write(store, k, v, offsets, members, "layer 0")
-    book = train(k, parts=DIM // 8)
+    book = train(k, DIM // 8, profile)
     codes = book.encode(k)
     pool = ops.store_pool(store).view(torch.float32)
 
     # select, fetch, attend
     query = topics(1, HEADS, generator)
-    probabilities = ops.score_codes(query, book.centroids, codes, SCALE)
+    probabilities = book.score(query * SCALE, codes)
     clusters, entries = ops.select_two_level(probabilities, offsets, members, BUDGET, 1.5, 0.1)
     ticket, _, _ = ops.fetch_submit(store, [segment], clusters, entries, ENTRIES, "decode")
     ids, slots, more = ops.fetch_wait(store, ticket)

@@ -53,7 +53,8 @@ class Stats:
         dram_bytes: the limit. dram_used_bytes, dram_peak_bytes: held now and at most.
         dram: held now by use: `staging`, `window`, `index`, `cache`.
         stored_bytes: bytes of KV on the drives now, copies included.
-        plain_bytes: the same entries, each once.
+        plain_bytes: the same entries, each once and not coded.
+        padding_bytes: what the drives hold beyond `stored_bytes`, because space is taken in blocks.
         written_bytes: bytes written.
         steps: decoding steps. bytes_per_step, requests_per_step: read from the drives by one.
         hit_rate: share of the wanted entries that the cluster cache served.
@@ -70,6 +71,7 @@ class Stats:
     dram: dict[str, int]
     stored_bytes: int
     plain_bytes: int
+    padding_bytes: int
     written_bytes: int
     steps: int
     bytes_per_step: float
@@ -87,9 +89,14 @@ class Stats:
         kinds = {f"{d.engine}, {'O_DIRECT' if d.direct else 'buffered'}" for d in self.drives}
         return " / ".join(sorted(kinds))
 
+    @property
+    def overhead(self) -> float:
+        """Stored bytes per byte of plain KV: 1.0 without replicas, less with a codec."""
+        return self.stored_bytes / self.plain_bytes if self.plain_bytes else 1.0
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**dataclasses.asdict(self), "engine": self.engine}
+        return {**dataclasses.asdict(self), "engine": self.engine, "overhead": self.overhead}
 
 
 def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
@@ -107,6 +114,7 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         dram={use: dram[use] for use in ("staging", "window", "index", "cache")},
         stored_bytes=counters["stored_bytes"],
         plain_bytes=counters["stored_entries"] * counters["entry_bytes"],
+        padding_bytes=counters["padding_bytes"],
         written_bytes=counters["written_bytes"],
         steps=meter.steps,
         bytes_per_step=decode["bytes"] / steps,

@@ -24,8 +24,11 @@ __all__ = [
     "cluster",
     "merge_attention",
     "score_clusters",
+    "score_coded_clusters",
     "score_codes",
+    "score_packed_codes",
     "select_clusters",
+    "select_intervals",
     "select_two_level",
     "sparse_attention",
 ]
@@ -50,22 +53,33 @@ def activation_signatures(
     window: int = 256,
     sinks: int = 0,
     scale: float = 1.0,
+    lse: Tensor | None = None,
+    heads: str = "mean",
 ) -> Tensor:
     """Profiles one layer: which entries does each query activate (arXiv 2603.17803, section 5.1).
 
-    The score of entry j for query t is `mean_h softmax_j(scale * q[h, t] . k[h, j])` over the keys
-    `j <= q_positions[t]`. The query activates the `max(1, round(sparsity * N))` entries of highest
-    positive score, outside the first `sinks` tokens and its own last `window` ones (itself
-    included), which are always in memory; equal scores go to the lower index. Computed in float32.
+    A query head's probability of entry j for query t is `exp(scale * q[h, t] . k[h, j] - lse[h,
+    t])`, at most 1: the softmax over the keys `j <= q_positions[t]`. The query activates the
+    `max(1, round(sparsity * N))` entries of highest positive probability, aggregated over heads,
+    outside the first `sinks` tokens and its own last `window` ones (itself included), which are
+    always in memory; equal ones go to the lower index. Computed in float32, block of keys by block,
+    in memory of at most twice the result or 4 MiB (64 N bytes for Q < 256).
+
+    Profiles of the same entries by different queries merge by `torch.cat(bits, dim=1)`.
 
     Args:
         q: [Hq, Q, D] floating, rotated as attention sees them.
-        k: [Hkv, N, D] floating.
+        k: [Hkv, N, D] floating; copied only if its features are not contiguous.
         q_positions: [Q] int64, index of each query's own token in the numbering of keys, >= 0.
         sparsity: share of the N entries that one query activates, in (0, 1].
         window: tokens, >= 0.
         sinks: tokens, >= 0.
         scale: multiplies q . k.
+        lse: [Hq, Q] floating, what attention already computed: the log-sum-exp of the scaled scores
+            over all keys that the query sees, in k or not. None: computed from k, which takes about
+            twice as long.
+        heads: "mean" ranks entries by the mean over query heads, "max" by the maximum; with "union"
+            each query head activates its own entries, and the query whatever any of them does.
 
     Returns:
         bits [N, ceil(Q / 64)] int64: bit t % 64 of word t // 64 of row j is set when query t
@@ -73,44 +87,87 @@ def activation_signatures(
         common.
 
     Raises:
-        ArgumentError: a shape, dtype or value outside its limits, or NaN or infinity in q or k.
+        ArgumentError: a shape, dtype or value outside its limits, NaN or infinity in q, k or lse,
+            values so large that scores may overflow float32, or an unknown name in `heads`.
     """
-    _refuse_gradients("activation_signatures", q, k)
+    _refuse_gradients("activation_signatures", q, k, lse)
     return torch.ops.swarm_kv.activation_signatures(
-        q, k, q_positions, sparsity, window, sinks, scale
+        q, k, q_positions, sparsity, window, sinks, scale, lse, heads
     )
 
 
 @typed_errors
 def cluster(
     bits: Tensor,
+    clusterer: str = "swarm",
+    distance: str = "jaccard",
     tau: float = 0.6,
     max_size: int = 64,
     max_replicas: int = 3,
     min_activation: int = 8,
+    cold: str = "coded",
+    block: int = 16,
+    max_index_bytes: int = 0,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Groups entries by co-activation: Algorithm 1 of arXiv 2603.17803, with Jaccard distance.
+    """Groups entries by co-activation; an entry may be in several clusters.
 
-    The distance of two entries is `1 - f_ij / (f_i + f_j - f_ij)` with f the counts of set bits.
-    Entries in descending density (others within tau) that no cluster covers yet become medoids;
-    candidates within tau join in ascending distance while their mean distance to the members is
-    within tau (Eq. 5).
+    The clusterers:
+
+    - "swarm": Algorithm 1 of arXiv 2603.17803. Entries in descending density (others within tau)
+      that no cluster covers yet become medoids; candidates within tau join in ascending distance
+      while their mean distance to the members is within tau (Eq. 5). With more than 8,192 entries
+      of `min_activation` queries or more, densities are estimated and candidates searched by
+      hashing.
+    - "no_replica": the same with `max_replicas` 1, whatever is asked (the paper's ablation).
+    - "medoid_only": the same medoids; every other entry within tau of one joins the nearest alone,
+      whatever its distance to the other members (the paper's other ablation). Groups of more than
+      `max_size` are cut, nearest members first.
+    - "hypergraph": entries are laid out by recursive bisection so that what a query activates lies
+      in few dense runs; the pieces of the layout are the clusters, in that order, with no replicas.
+    - "sequence_blocks": blocks of `max_size` neighbours; `bits` give only the number of entries.
+
+    The distances, with f_i the bits of entry i and f_ij those that i and j share: "jaccard"
+    `1 - f_ij / (f_i + f_j - f_ij)`; "conditional" `1 - f_ij / min(f_i, f_j)`; "global" `1 - f_ij /
+    (sum of all f_ij)`, Eq. 2-3 as printed.
 
     Args:
         bits: [N, words] int64, from `activation_signatures`.
-        tau: cluster radius, in [0, 1).
+        clusterer: a name from the list above.
+        distance: "jaccard", "conditional" or "global".
+        tau: cluster radius, in [0, 1]. Not for "hypergraph".
         max_size: members of one cluster, >= 1.
-        max_replicas: clusters that one entry may belong to, >= 1.
-        min_activation: entries activated by fewer queries become clusters of their own, >= 1.
+        max_replicas: clusters that one entry may belong to, >= 1. Only for "swarm".
+        min_activation: entries activated by fewer queries are cold, >= 1.
+        cold: where cold entries go, and others that no cluster took: "coded" leaves them loose,
+            "packed" makes clusters of `block` neighbours in sequence, "single" clusters of one.
+        block: entries, >= 1.
+        max_index_bytes: 4 bytes per cluster and per member; clusters that would exceed it are
+            dissolved, their entries treated like cold ones, which do not count. 0: no limit. Only
+            "swarm", "no_replica" and "hypergraph" look at it.
+        seed: of the hashing.
 
     Returns:
-        offsets [C + 1] int64 and members [M] int64: cluster c is
-        `members[offsets[c]:offsets[c + 1]]`, its medoid first. Every entry is in at least one.
+        offsets [C + 1] int32 and members [M] int32: cluster c is
+        `members[offsets[c]:offsets[c + 1]]`, its medoid first; members from `offsets[C]` on are
+        loose, in sequence order. Every entry is a member at least once.
 
     Raises:
-        ArgumentError: a shape, dtype or value outside its limits.
+        ArgumentError: a shape, dtype or value outside its limits, or an unknown name.
     """
-    return torch.ops.swarm_kv.cluster(bits, tau, max_size, max_replicas, min_activation)
+    return torch.ops.swarm_kv.cluster(
+        bits,
+        clusterer,
+        distance,
+        tau,
+        max_size,
+        max_replicas,
+        min_activation,
+        cold,
+        block,
+        max_index_bytes,
+        seed,
+    )
 
 
 @typed_errors
@@ -139,6 +196,31 @@ def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Te
 
 
 @typed_errors
+def score_packed_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Tensor:
+    """`score_codes` for codes of four bits, two to a byte: about three times as fast.
+
+    The tables of `scale * q . codeword` are rounded: to multiples of a step that is, for each query
+    row, the greatest range of a part's sixteen values divided by 127. A logit is thus off by at
+    most M / 2 steps (and by about sqrt(M / 12) of them in general), a weight by another 1 %.
+
+    Args:
+        q: [Hq, S, D] floating.
+        codebooks: [Hkv, M, 16, D / M] float32, M even and at most 516.
+        codes: [Hkv, M / 2, N] uint8: byte m holds the code of part 2m in its low half and that of
+            part 2m + 1 in its high half.
+        scale: multiplies q . key.
+
+    Returns:
+        [N] float32, summing to 1 within 1 %.
+
+    Raises:
+        ArgumentError: a shape or dtype outside its limits.
+    """
+    _refuse_gradients("score_packed_codes", q, codebooks)
+    return torch.ops.swarm_kv.score_packed_codes(q, codebooks, codes, scale)
+
+
+@typed_errors
 def score_clusters(q: Tensor, keys: Tensor, scale: float) -> Tensor:
     """Scores clusters by their medoids' keys (arXiv 2603.17803, section 5.2).
 
@@ -160,13 +242,38 @@ def score_clusters(q: Tensor, keys: Tensor, scale: float) -> Tensor:
 
 
 @typed_errors
+def score_coded_clusters(q: Tensor, keys: Tensor, scales: Tensor, scale: float) -> Tensor:
+    """`score_clusters` for keys of four bits, read as they are packed.
+
+    Feature d of a key is `steps[d] * scales[kv, d]` plus a number that is the same for all clusters
+    and therefore nothing to a softmax.
+
+    Args:
+        q: [Hq, S, D] floating, S >= 1, D even.
+        keys: [Hkv, C, D / 2] uint8: byte j holds the steps of feature j in its low half and of
+            feature j + D / 2 in its high half.
+        scales: [Hkv, D] float32.
+        scale: multiplies q . key.
+
+    Returns:
+        [C] float32, summing to 1.
+
+    Raises:
+        ArgumentError: a shape or dtype outside its limits.
+    """
+    _refuse_gradients("score_coded_clusters", q, scales)
+    return torch.ops.swarm_kv.score_coded_clusters(q, keys, scales, scale)
+
+
+@typed_errors
 def select_clusters(scores: Tensor, offsets: Tensor, members: Tensor, budget: int) -> Tensor:
     """Takes clusters by descending score until they hold `budget` distinct entries (section 5.2).
 
     Args:
         scores: [C] floating, compared in float32; no NaN.
-        offsets: [C + 1] int64, from `cluster`.
-        members: [M] int64, from `cluster`.
+        offsets: [C + 1] int32, from `cluster`.
+        members: [M] int32, from `cluster`; those beyond `offsets[C]` are in no cluster and never
+            taken.
         budget: entries, >= 0. The last cluster may exceed it; all clusters are taken if they hold
             fewer.
 
@@ -180,6 +287,40 @@ def select_clusters(scores: Tensor, offsets: Tensor, members: Tensor, budget: in
 
 
 @typed_errors
+def select_intervals(
+    probs: Tensor, members: Tensor, budget: int, request_cost: float = 1.5
+) -> Tensor:
+    """Takes intervals of the order in which the entries lie, each to be read in one request.
+
+    Positions of `members` are taken in intervals, all that lies inside one along with it, such that
+    `sum of probabilities - lambda * (request_cost * intervals + positions)` is greatest; with the
+    smallest lambda for which they hold at most `budget` distinct entries. Intervals only grow while
+    lambda falls. What the next lambda would add is more than the rest of the budget: of the first
+    run of it (equal lambdas: lower positions first) that does not fit, neighbours are taken, those
+    of the greatest sum of probabilities. The objective then is within `2 * lambda * request_cost`
+    of the optimum at that lambda.
+
+    Where an entry lies in several places, its probability counts at the first one, and the others
+    are taken only along with their neighbours. In O(M).
+
+    Args:
+        probs: [N] floating, finite and >= 0, such as from `score_codes`; compared in float32.
+        members: [M] int32, below N: entries in the order in which they lie, such as from `cluster`.
+        budget: entries, >= 0.
+        request_cost: what one more request costs, in transfer times of one entry, >= 0. With 0
+            these are the entries of highest probability (equal ones: lower position).
+
+    Returns:
+        Entries, int64, ascending: exactly `budget` of them, or all distinct members where these are
+        fewer.
+
+    Raises:
+        ArgumentError: a shape, dtype or value outside its limits.
+    """
+    return torch.ops.swarm_kv.select_intervals(probs, members, budget, request_cost)
+
+
+@typed_errors
 def select_two_level(
     probs: Tensor,
     offsets: Tensor,
@@ -190,16 +331,16 @@ def select_two_level(
 ) -> tuple[Tensor, Tensor]:
     """Takes clusters by gain per I/O cost, then the strongest entries outside them one by one.
 
-    A cluster's gain is `sum(probs of its members) / (request_cost + size)`. Clusters are taken
-    whole in descending gain (equal
-    gains: lower id), those that would bring less than half new entries are skipped, until
-    `budget - floor(single_share * budget)` distinct entries are taken. Entries of highest
-    probability that are not among them (equal ones: lower id) fill up the budget.
+    A cluster's gain is `sum(probs of its members not taken yet) / (request_cost + size)`, with
+    `size` all of its members: it is read whole. The cluster of greatest gain (equal gains: lower
+    id) is taken until `budget - floor(single_share * budget)` distinct entries are, or no cluster
+    gains anything. Entries of highest probability that are not among them (equal ones: lower id)
+    fill up the budget; entries in no cluster are taken in this way only.
 
     Args:
         probs: [N] floating, >= 0, such as from `score_codes`; compared in float32; no NaN.
-        offsets: [C + 1] int64, from `cluster`.
-        members: [M] int64, below N, from `cluster`.
+        offsets: [C + 1] int32, from `cluster`.
+        members: [M] int32, below N, from `cluster`.
         budget: entries, >= 0. The last cluster may exceed it.
         request_cost: what one more request costs, in transfer times of one entry, >= 0.
         single_share: share of the budget that is left for single entries, in [0, 1].
@@ -307,23 +448,30 @@ def _check_equal(op: str, what: str, left: int, right: int) -> None:
 
 
 @torch.library.register_fake("swarm_kv::activation_signatures")
-def _(q, k, q_positions, sparsity, window, sinks, scale):  # type: ignore[no-untyped-def]
+def _(  # type: ignore[no-untyped-def]
+    q, k, q_positions, sparsity, window, sinks, scale, lse=None, heads="mean"
+):
     op = "activation_signatures"
     _check_argument(op, "q", q, 3, _FLOATING)
     _check_argument(op, "k", k, 3, _FLOATING)
     _check_argument(op, "q_positions", q_positions, 1, (torch.int64,))
     _check_equal(op, "the features of q and k", q.size(2), k.size(2))
     _check_equal(op, "the queries of q and q_positions", q.size(1), q_positions.size(0))
+    if lse is not None:
+        _check_argument(op, "lse", lse, 2, _FLOATING)
+        _check_equal(op, "the heads of q and lse", q.size(0), lse.size(0))
+        _check_equal(op, "the queries of q and lse", q.size(1), lse.size(1))
     return q_positions.new_empty((k.size(1), (q.size(1) + 63) // 64))
 
 
 @torch.library.register_fake("swarm_kv::cluster")
-def _(bits, tau, max_size, max_replicas, min_activation):  # type: ignore[no-untyped-def]
+def _(bits, *options):  # type: ignore[no-untyped-def]
     _check_argument("cluster", "bits", bits, 2, (torch.int64,))
     context = torch.library.get_ctx()
     return (
-        bits.new_empty((context.new_dynamic_size(min=1),)),  # offsets: clusters + 1
-        bits.new_empty((context.new_dynamic_size(),)),
+        # offsets: clusters + 1
+        bits.new_empty((context.new_dynamic_size(min=1),), dtype=torch.int32),
+        bits.new_empty((context.new_dynamic_size(),), dtype=torch.int32),
     )
 
 
@@ -341,6 +489,21 @@ def _(q, codebooks, codes, scale):  # type: ignore[no-untyped-def]
     return codebooks.new_empty((codes.size(2),))
 
 
+@torch.library.register_fake("swarm_kv::score_packed_codes")
+def _(q, codebooks, codes, scale):  # type: ignore[no-untyped-def]
+    op = "score_packed_codes"
+    _check_argument(op, "q", q, 3, _FLOATING)
+    _check_argument(op, "codebooks", codebooks, 4, (torch.float32,))
+    _check_argument(op, "codes", codes, 3, (torch.uint8,))
+    _check_equal(op, "codebooks' codewords and 16", codebooks.size(2), 16)
+    _check_equal(op, "the KV heads of codebooks and codes", codebooks.size(0), codes.size(0))
+    _check_equal(op, "codebooks' parts and two per byte", codebooks.size(1), 2 * codes.size(1))
+    _check_equal(
+        op, "the features of q and codebooks", q.size(2), codebooks.size(1) * codebooks.size(3)
+    )
+    return codebooks.new_empty((codes.size(2),))
+
+
 @torch.library.register_fake("swarm_kv::score_clusters")
 def _(q, keys, scale):  # type: ignore[no-untyped-def]
     op = "score_clusters"
@@ -350,26 +513,46 @@ def _(q, keys, scale):  # type: ignore[no-untyped-def]
     return keys.new_empty((keys.size(1),), dtype=torch.float32)
 
 
+@torch.library.register_fake("swarm_kv::score_coded_clusters")
+def _(q, keys, scales, scale):  # type: ignore[no-untyped-def]
+    op = "score_coded_clusters"
+    _check_argument(op, "q", q, 3, _FLOATING)
+    _check_argument(op, "keys", keys, 3, (torch.uint8,))
+    _check_argument(op, "scales", scales, 2, (torch.float32,))
+    _check_equal(op, "the KV heads of keys and scales", keys.size(0), scales.size(0))
+    _check_equal(op, "the features of q and scales", q.size(2), scales.size(1))
+    _check_equal(op, "the features of q and two per byte", q.size(2), 2 * keys.size(2))
+    return scales.new_empty((keys.size(1),))
+
+
 @torch.library.register_fake("swarm_kv::select_clusters")
 def _(scores, offsets, members, budget):  # type: ignore[no-untyped-def]
     op = "select_clusters"
     _check_argument(op, "scores", scores, 1, _FLOATING)
-    _check_argument(op, "offsets", offsets, 1, (torch.int64,))
-    _check_argument(op, "members", members, 1, (torch.int64,))
+    _check_argument(op, "offsets", offsets, 1, (torch.int32,))
+    _check_argument(op, "members", members, 1, (torch.int32,))
     _check_equal(op, "offsets' length and scores' + 1", offsets.size(0), scores.size(0) + 1)
-    return offsets.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+    return offsets.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
+
+
+@torch.library.register_fake("swarm_kv::select_intervals")
+def _(probs, members, budget, request_cost):  # type: ignore[no-untyped-def]
+    op = "select_intervals"
+    _check_argument(op, "probs", probs, 1, _FLOATING)
+    _check_argument(op, "members", members, 1, (torch.int32,))
+    return members.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
 
 
 @torch.library.register_fake("swarm_kv::select_two_level")
 def _(probs, offsets, members, budget, request_cost, single_share):  # type: ignore[no-untyped-def]
     op = "select_two_level"
     _check_argument(op, "probs", probs, 1, _FLOATING)
-    _check_argument(op, "offsets", offsets, 1, (torch.int64,))
-    _check_argument(op, "members", members, 1, (torch.int64,))
+    _check_argument(op, "offsets", offsets, 1, (torch.int32,))
+    _check_argument(op, "members", members, 1, (torch.int32,))
     context = torch.library.get_ctx()
     return (
-        offsets.new_empty((context.new_dynamic_size(),)),
-        offsets.new_empty((context.new_dynamic_size(),)),
+        offsets.new_empty((context.new_dynamic_size(),), dtype=torch.int64),
+        offsets.new_empty((context.new_dynamic_size(),), dtype=torch.int64),
     )
 
 

@@ -18,9 +18,13 @@ __all__ = [
     "gather_entries",
     "merge_attention",
     "score_clusters",
+    "score_coded_clusters",
     "score_codes",
+    "score_packed_codes",
     "select_clusters",
+    "select_intervals",
     "select_two_level",
+    "simulate_reads",
     "sparse_attention",
     "unpack_bits",
 ]
@@ -39,23 +43,28 @@ def activation_signatures(
     window: int = 256,
     sinks: int = 0,
     scale: float = 1.0,
+    lse: Tensor | None = None,
+    heads: str = "mean",
 ) -> Tensor:
     """See `swarm_kv.ops.activation_signatures`."""
-    heads, queries, _ = q.shape
-    entries = k.size(1)
-    scores = scale * torch.einsum("hqd,hnd->hqn", q.double(), _repeat_heads(k.double(), heads))
+    queries, entries = q.size(1), k.size(1)
+    scores = scale * torch.einsum("hqd,hnd->hqn", q.double(), _repeat_heads(k.double(), q.size(0)))
     position = torch.arange(entries)
     seen = position[None, :] <= q_positions[:, None]
-    probs = scores.masked_fill(~seen, -math.inf).softmax(-1).mean(0)
+    scores = scores.masked_fill(~seen, -math.inf)
+    mass = scores.logsumexp(-1) if lse is None else lse.double()
+    probs = (scores - mass[..., None]).clamp(max=0.0).exp()
+    rankings = {"mean": probs.mean(0, True), "max": probs.amax(0, True), "union": probs}[heads]
     eligible = seen & (position >= sinks) & (position[None, :] <= q_positions[:, None] - window)
     budget = max(1, math.floor(sparsity * entries + 0.5))
     bits = torch.zeros(entries, (queries + 63) // 64, dtype=torch.int64)
     for t in range(queries):
-        candidates = [int(j) for j in torch.nonzero(eligible[t] & (probs[t] > 0)).flatten()]
-        candidates.sort(key=lambda j: (-probs[t, j].item(), j))
-        for j in candidates[:budget]:
-            bit = 1 << (t % 64)
-            bits[j, t // 64] |= bit - (1 << 64) if bit == 1 << 63 else bit
+        bit = 1 << (t % 64)
+        for ranking in rankings[:, t]:
+            candidates = [int(j) for j in torch.nonzero(eligible[t] & (ranking > 0)).flatten()]
+            candidates.sort(key=lambda j: (-ranking[j].item(), j))
+            for j in candidates[:budget]:
+                bits[j, t // 64] |= bit - (1 << 64) if bit == 1 << 63 else bit
     return bits
 
 
@@ -65,20 +74,23 @@ def unpack_bits(bits: Tensor) -> Tensor:
     return ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)
 
 
-def cluster(
-    bits: Tensor,
-    tau: float = 0.6,
-    max_size: int = 64,
-    max_replicas: int = 3,
-    min_activation: int = 8,
-) -> tuple[Tensor, Tensor]:
-    """See `swarm_kv.ops.cluster`."""
-    matrix = unpack_bits(bits).double()
+def _distances(matrix: Tensor, distance: str) -> Tensor:
+    """Distances [N, N] of signatures given as a 0/1 matrix [N, queries]."""
     counts = matrix.sum(1)
     common = matrix @ matrix.T
-    union = counts[:, None] + counts[None, :] - common
-    distance = torch.where(union > 0, 1 - common / union.clamp(min=1), torch.ones_like(union))
-    warm = [i for i in range(len(counts)) if counts[i] >= min_activation]
+    if distance == "jaccard":
+        whole = counts[:, None] + counts[None, :] - common
+    elif distance == "conditional":
+        whole = torch.minimum(counts[:, None], counts[None, :])
+    else:
+        assert distance == "global"
+        whole = common.triu(1).sum().expand_as(common)
+    return 1 - common / whole.clamp(min=1)
+
+
+def _algorithm_1(
+    distance: Tensor, warm: list[int], tau: float, max_size: int, max_replicas: int
+) -> list[list[int]]:
     near = {i: [j for j in warm if j != i and distance[i, j] <= tau] for i in warm}
     copies = dict.fromkeys(warm, 0)
     clusters: list[list[int]] = []
@@ -92,18 +104,88 @@ def cluster(
             mean = distance[j, members].sum().item() / len(members)
             if copies[j] < max_replicas and mean <= tau:
                 members.append(j)
-        for j in members:
-            copies[j] += 1
-        clusters.append(members)
-    clusters += [[i] for i in range(len(counts)) if counts[i] < min_activation]
-    offsets = torch.tensor([0, *(len(c) for c in clusters)]).cumsum(0)
-    return offsets, torch.tensor([j for c in clusters for j in c], dtype=torch.int64)
+        if len(members) > 1:
+            for j in members:
+                copies[j] += 1
+            clusters.append(members)
+    return clusters
+
+
+def _nearest_medoid(
+    distance: Tensor, warm: list[int], tau: float, max_size: int
+) -> list[list[int]]:
+    density = {i: sum(int(distance[i, j] <= tau) for j in warm if j != i) for i in warm}
+    medoids: list[int] = []
+    for i in sorted(warm, key=lambda i: (-density[i], i)):
+        if all(distance[m, i] > tau for m in medoids):
+            medoids.append(i)
+    groups: dict[int, list[int]] = {m: [] for m in medoids}
+    for i in warm:
+        if i not in groups:
+            groups[min(medoids, key=lambda m: distance[m, i].item())].append(i)
+    clusters: list[list[int]] = []
+    for m, group in groups.items():
+        ordered = [m, *sorted(group, key=lambda i: (distance[m, i].item(), i))]
+        pieces = [ordered[i : i + max_size] for i in range(0, len(ordered), max_size)]
+        clusters += [piece for piece in pieces if len(piece) > 1]
+    return clusters
+
+
+def cluster(
+    bits: Tensor,
+    clusterer: str = "swarm",
+    distance: str = "jaccard",
+    tau: float = 0.6,
+    max_size: int = 64,
+    max_replicas: int = 3,
+    min_activation: int = 8,
+    cold: str = "coded",
+    block: int = 16,
+    max_index_bytes: int = 0,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """See `swarm_kv.ops.cluster`. Exact for any number of entries; "hypergraph" has no reference.
+
+    Raises:
+        NotImplementedError: the clusterer is "hypergraph".
+    """
+    matrix = unpack_bits(bits).double()
+    entries = len(matrix)
+    warm = [i for i in range(entries) if matrix[i].sum() >= min_activation]
+    clusters: list[list[int]]
+    if clusterer == "sequence_blocks":
+        clusters = [list(range(entries))[i : i + max_size] for i in range(0, entries, max_size)]
+    elif clusterer == "medoid_only":
+        clusters = _nearest_medoid(_distances(matrix, distance), warm, tau, max_size)
+    elif clusterer in ("swarm", "no_replica"):
+        copies = 1 if clusterer == "no_replica" else max_replicas
+        clusters = _algorithm_1(_distances(matrix, distance), warm, tau, max_size, copies)
+        if max_index_bytes > 0:
+            sizes = torch.tensor([4 * (1 + len(c)) for c in clusters])
+            clusters = clusters[: int((sizes.cumsum(0) <= max_index_bytes).sum())]
+    else:
+        raise NotImplementedError(f"there is no reference of the clusterer {clusterer!r}")
+    covered = {j for c in clusters for j in c}
+    rest = [i for i in range(entries) if i not in covered]
+    size = {"packed": block, "single": 1}.get(cold)
+    if size is not None:
+        clusters += [rest[i : i + size] for i in range(0, len(rest), size)]
+        rest = []
+    offsets = torch.tensor([0, *(len(c) for c in clusters)]).cumsum(0, dtype=torch.int32)
+    members = [j for c in clusters for j in c] + rest
+    return offsets, torch.tensor(members, dtype=torch.int32)
 
 
 def score_clusters(q: Tensor, keys: Tensor, scale: float) -> Tensor:
     """See `swarm_kv.ops.score_clusters`."""
     logits = torch.einsum("hsd,hcd->hsc", q.double(), _repeat_heads(keys.double(), q.size(0)))
     return (scale * logits).softmax(-1).mean((0, 1)).float()
+
+
+def score_coded_clusters(q: Tensor, keys: Tensor, scales: Tensor, scale: float) -> Tensor:
+    """See `swarm_kv.ops.score_coded_clusters`."""
+    steps = torch.cat([keys & 15, keys >> 4], dim=-1)
+    return score_clusters(q, steps * scales[:, None].double(), scale)
 
 
 def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Tensor:
@@ -116,6 +198,20 @@ def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Te
         ]
     )
     return score_clusters(q, keys, scale)
+
+
+def score_packed_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Tensor:
+    """See `swarm_kv.ops.score_packed_codes`."""
+    kv_heads, parts, _, size = codebooks.shape
+    unpacked = torch.stack([codes & 15, codes >> 4], dim=2).view(kv_heads, parts, -1).long()
+    rows = q.float().reshape(kv_heads, -1, parts, size)
+    tables = scale * torch.einsum("grmd,gmkd->grmk", rows, codebooks)
+    tables = tables - tables.amin(-1, keepdim=True)
+    step = tables.amax((-2, -1), keepdim=True) / 127
+    rounded = (tables / step.clamp(min=1e-30) + 0.5).floor() * step
+    index = unpacked[:, None].expand(-1, rows.shape[1], -1, -1)
+    logits = rounded.gather(-1, index).sum(2)
+    return logits.double().softmax(-1).mean((0, 1)).float()
 
 
 def _members_of(offsets: Tensor, members: Tensor, index: int) -> list[int]:
@@ -149,29 +245,96 @@ def select_two_level(
     if budget >= entries:
         return torch.empty(0, dtype=torch.int64), torch.arange(entries)
     lists = [_members_of(offsets, members, c) for c in range(len(offsets) - 1)]
-    gain = [
-        torch.tensor(
-            sum(probs[j].item() for j in entry_list) / (request_cost + len(entry_list))
-            if entry_list
-            else 0.0
-        ).item()
-        for entry_list in lists
-    ]
     cluster_budget = budget - int(single_share * budget)
     taken: set[int] = set()
     result: list[int] = []
-    for c in sorted(range(len(lists)), key=lambda c: (-gain[c], c)):
-        if len(taken) >= cluster_budget:
+
+    def gain(c: int) -> float:
+        mass = sum(probs[j].item() for j in lists[c] if j not in taken)
+        return torch.tensor(mass / (request_cost + len(lists[c])) if mass else 0.0).item()
+
+    while lists and len(taken) < cluster_budget:
+        best = max(range(len(lists)), key=lambda c: (gain(c), -c))
+        if gain(best) == 0:
             break
-        new = sum(j not in taken for j in lists[c])
-        if not lists[c] or 2 * new < len(lists[c]):
-            continue
-        taken.update(lists[c])
-        result.append(c)
+        taken.update(lists[best])
+        result.append(best)
     rest = [j for j in range(entries) if j not in taken]
     rest.sort(key=lambda j: (-probs[j].item(), j))
     singles = sorted(rest[: max(0, budget - len(taken))])
     return torch.tensor(result, dtype=torch.int64), torch.tensor(singles, dtype=torch.int64)
+
+
+def best_intervals(probs: list[float], price: float, request_cost: float) -> list[bool]:
+    """Positions in the set of intervals that maximises `sum of probabilities - price * cost`.
+
+    The cost is `request_cost` per interval and one per position; of equal sets the smaller.
+    """
+    # Best value of the positions so far, with the last one outside or inside an interval.
+    outside, inside = 0.0, -math.inf
+    came_from_inside: list[tuple[bool, bool]] = []
+    for p in probs:
+        opened = outside - price * request_cost
+        came_from_inside.append((inside > outside, inside > opened))
+        outside, inside = max(outside, inside), max(opened, inside) + p - price
+    taken = [False] * len(probs)
+    state = inside > outside
+    for i in reversed(range(len(probs))):
+        taken[i] = state
+        state = came_from_inside[i][state]
+    return taken
+
+
+def interval_prices(
+    probs: Tensor, members: Tensor, budget: int, request_cost: float
+) -> tuple[list[float], float, float]:
+    """What each position brings, and the price at which the budget ends, from below and from above.
+
+    A copy of an earlier entry brings nothing, but for the millionth of the mean that is added
+    everywhere. For 0 < budget < distinct members.
+    """
+    held = members.tolist()
+    p = probs.float().double()
+    least = 1e-6 * p.sum().item() / len(p) or 1.0
+    values = [p[e].item() * (e not in held[:i]) + least for i, e in enumerate(held)]
+    # All positions are taken where one costs less than any brings, none where it costs the most.
+    low, high = least / 2, max(values)
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        taken = best_intervals(values, middle, request_cost)
+        if len({e for e, t in zip(held, taken, strict=True) if t}) <= budget:
+            high = middle
+        else:
+            low = middle
+    return values, low, high
+
+
+def select_intervals(
+    probs: Tensor, members: Tensor, budget: int, request_cost: float = 1.5
+) -> Tensor:
+    """See `swarm_kv.ops.select_intervals`."""
+    held = members.tolist()
+    p = probs.float().tolist()
+    if budget == 0 or budget >= len(set(held)):
+        return torch.tensor(sorted(set(held)) if budget else [], dtype=torch.int64)
+    if request_cost == 0:
+        strongest = sorted(dict.fromkeys(held), key=lambda e: -p[e])  # ties: lower position
+        return torch.tensor(sorted(strongest[:budget]), dtype=torch.int64)
+    values, low, high = interval_prices(probs, members, budget, request_cost)
+    before = best_intervals(values, high, request_cost)
+    after = best_intervals(values, low, request_cost)
+    taken = {e for e, t in zip(held, before, strict=True) if t}
+    i = 0
+    while i < len(held):
+        fresh: list[int] = []
+        while i < len(held) and after[i] and not before[i]:
+            fresh += [held[i]] * (held[i] not in taken and held[i] not in fresh)
+            i += 1
+        left = min(budget - len(taken), len(fresh))
+        windows = [fresh[j : j + left] for j in range(len(fresh) - left + 1)]
+        taken.update(max(windows, key=lambda window: math.fsum(p[e] for e in window)))
+        i += 1
+    return torch.tensor(sorted(taken), dtype=torch.int64)
 
 
 def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
@@ -220,3 +383,126 @@ def merge_attention(
     weight_b = (lse_b.double() - shift).exp()[..., None]
     out = weight_a * out_a.double() + weight_b * out_b.double()
     return out.to(out_a.dtype), lse.to(lse_a.dtype)
+
+
+RUN = 16
+"""Entries in token order that go to one drive together."""
+MAX_READ = 1 << 20
+"""Bytes of one request."""
+
+
+def _place(sizes: list[int], members: list[int], speeds: list[float], name: str) -> list[int]:
+    """Drive of each member position."""
+    drives = len(speeds)
+    parts = [max(1, math.floor(speed / max(speeds) * 2**20 + 0.5)) for speed in speeds]
+    credit = [0] * drives
+    result: list[int] = []
+    turn = 0
+
+    def furthest_behind(count: int) -> int:
+        for d in range(drives):
+            credit[d] += count * parts[d]
+        chosen = max(range(drives), key=lambda d: (credit[d], -d))
+        credit[chosen] -= count * sum(parts)
+        return chosen
+
+    def place_whole(count: int) -> None:
+        nonlocal turn
+        if name == "weighted":
+            drive = furthest_behind(count)
+        else:
+            drive, turn = turn % drives, turn + 1
+        result.extend([drive] * count)
+
+    def place_runs(count: int) -> None:
+        for first in range(0, count, RUN):
+            place_whole(min(RUN, count - first))
+
+    for size in sizes:
+        own = members[len(result) : len(result) + size]
+        if name == "sequential":
+            place_whole(size)
+        elif size > 2 and own == list(range(own[0], own[0] + size)):
+            place_runs(size)
+        elif name == "weighted":
+            result.extend(furthest_behind(1) for _ in range(size))
+        else:
+            start = turn if name == "round_robin" else 0
+            result.extend((start + j) % drives for j in range(size))
+            turn += size if name == "round_robin" else 0
+    place_runs(len(members) - len(result))
+    return result
+
+
+def simulate_reads(
+    offsets: Tensor,
+    members: Tensor,
+    entries: int,
+    entry_bytes: int,
+    t_base: Tensor,
+    t_transfer: Tensor,
+    block: int,
+    placement: str,
+    router: str,
+    clusters: Tensor,
+    cluster_rows: Tensor,
+    wanted: Tensor,
+    wanted_rows: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `swarm_kv.simulate.simulate_reads`."""
+    bounds, held = offsets.tolist(), members.tolist()
+    base, transfer = t_base.tolist(), t_transfer.tolist()
+    steps, drives = len(cluster_rows) - 1, len(base)
+    cost = [base[d] + entry_bytes * transfer[d] for d in range(drives)]
+    sizes = offsets.diff().tolist()
+    drive_of = _place(sizes, held, [1 / seconds for seconds in cost], placement)
+    rank_of = [drive_of[:p].count(d) for p, d in enumerate(drive_of)]
+    group_of = [c for c, size in enumerate(sizes) for _ in range(size)]
+    group_of += [len(sizes) + i // RUN for i in range(len(held) - bounds[-1])]
+    copies_of: list[list[int]] = [[] for _ in range(entries)]
+    for position, entry in enumerate(held):
+        copies_of[entry].append(position)
+
+    requests = torch.zeros(steps, drives, dtype=torch.int64)
+    sizes_read = torch.zeros(steps, drives, dtype=torch.int64)
+    for t in range(steps):
+        candidates: dict[int, list[int]] = {}
+        for c in sorted(set(clusters[int(cluster_rows[t]) : int(cluster_rows[t + 1])].tolist())):
+            for position in range(bounds[c], bounds[c + 1]):
+                candidates.setdefault(held[position], []).append(position)
+        for entry in wanted[int(wanted_rows[t]) : int(wanted_rows[t + 1])].tolist():
+            candidates.setdefault(entry, copies_of[entry])
+
+        chosen = [positions[0] for positions in candidates.values()]
+        if router == "swarm":
+            chosen = []
+            busy, opened = [0.0] * drives, set()
+            by_replication = sorted(
+                candidates, key=lambda e: (len({drive_of[p] for p in candidates[e]}), e)
+            )
+            for entry in by_replication:
+                finish = {}
+                for p in candidates[entry]:
+                    d = drive_of[p]
+                    share_is_open = (group_of[p], d) in opened
+                    added = entry_bytes * transfer[d] if share_is_open else cost[d]
+                    finish[p] = (busy[d] + added, d)
+                best = min(candidates[entry], key=lambda p: finish[p])
+                busy[drive_of[best]] = finish[best][0]
+                opened.add((group_of[best], drive_of[best]))
+                chosen.append(best)
+
+        for d in range(drives):
+            begin = end = -1
+            for rank in sorted(rank_of[p] for p in chosen if drive_of[p] == d):
+                first = rank * entry_bytes // block * block
+                last = -(-(rank + 1) * entry_bytes // block) * block
+                gap = max(0, first - end)
+                joins = begin >= 0 and gap * transfer[d] <= base[d]
+                if not joins or max(last, end) - begin > max(MAX_READ, entry_bytes):
+                    requests[t, d] += 1
+                    begin = end = first
+                sizes_read[t, d] += max(last, end) - end
+                end = max(last, end)
+    seconds = (requests * t_base + sizes_read * t_transfer).amax(1)
+    return requests, sizes_read, seconds

@@ -55,7 +55,7 @@ def resolve(choice: Any) -> Selector:
 
 def needs_medoids(chosen: Selector) -> bool:
     """Whether `chosen` may look at medoid keys: any but the built-in ones that go by codes."""
-    return chosen not in (two_level, codes)
+    return chosen not in (two_level, codes, interval)
 
 
 @selector("two_level")
@@ -68,14 +68,14 @@ def two_level(query: torch.Tensor, index: Index, budget: int, config: SwarmConfi
         query: [heads, queries, head_dim], already scaled.
         index: of the layer's stored entries.
         budget: entries to read.
-        config: `request_cost`, `single_share`.
+        config: `single_share`.
     """
     return ops.select_two_level(
         index.probabilities(query),
         index.offsets,
         index.members,
         budget,
-        config.request_cost,
+        index.request_cost,
         config.single_share,
     )
 
@@ -84,12 +84,33 @@ def two_level(query: torch.Tensor, index: Index, budget: int, config: SwarmConfi
 def codes(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
     """The strongest entries by their codes, one by one; clusters only decide where they lie."""
     probabilities = index.probabilities(query)
-    best = torch.topk(probabilities, min(budget, probabilities.numel()), sorted=False).indices
-    return _NONE, best
+    return ops.select_two_level(probabilities, index.offsets, index.members, budget, 0.0, 1.0)
+
+
+@selector("interval")
+def interval(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
+    """Codes score every entry; intervals of the order in which the entries lie are read whole.
+
+    They are the ones that bring the most attention for what reading them costs, see
+    `ops.select_intervals`.
+
+    Args:
+        query: [heads, queries, head_dim], already scaled.
+        index: of the layer's stored entries.
+        budget: entries to read.
+        config: not looked at.
+    """
+    members = index.members
+    if index.limit < index.entries:
+        members = members[members < index.limit]
+    return _NONE, ops.select_intervals(
+        index.probabilities(query), members, budget, index.request_cost
+    )
 
 
 @selector("medoid")
 def medoid(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
     """The paper's: clusters by the softmax of query times medoid key, until the budget is met."""
-    scores = ops.score_clusters(query, index.medoid_keys, 1.0)
+    assert index.medoids is not None, "needs_medoids says that this selector needs them"
+    scores = index.medoids.score(query)
     return ops.select_clusters(scores, index.offsets, index.members, budget), _NONE

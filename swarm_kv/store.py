@@ -149,20 +149,50 @@ class Store:
         offsets: torch.Tensor,
         members: torch.Tensor,
         label: str,
+        activations: torch.Tensor | None = None,
+        initial_fill: str = "none",
+        profile_queries: int = 0,
+        codec: str = "none",
     ) -> Segment:
         """Write entries [kv_heads, n, head_dim] to the drives, grouped in clusters.
 
         Args:
             k, v: keys and values.
-            offsets, members: int64, cluster c holds `members[offsets[c]:offsets[c + 1]]`.
+            offsets, members: int32, cluster c holds `members[offsets[c]:offsets[c + 1]]`; members
+                behind the last cluster are loose: in none, read one by one.
             label: names the segment in errors.
+            activations: int32 [n], how many of the profile's queries activated each entry. With
+                it, the cluster cache begins with the entries that are worth most.
+            initial_fill: what they are worth (Eq. 6): `printed`, `product`, or `none`, which leaves
+                the cache as it is.
+            profile_queries: length of the profile.
+            codec: form of the entries on the drives, see csrc/core/codec.h.
 
         Raises:
             StorageError: a drive failed or is full. CapacityError: `dram_bytes` or `disk_bytes`.
+            ArgumentError: clusters or activations do not fit the entries, unknown codec, or numbers
+                that it cannot hold.
         """
         with errors.converted():
-            handle = _ops.segment_write(self._handle, k, v, offsets, members, label)
-        return Segment(self, handle, k.shape[1], offsets.numel() - 1)
+            handle = _ops.segment_write(
+                self._handle,
+                k,
+                v,
+                offsets,
+                members,
+                label,
+                activations,
+                initial_fill,
+                profile_queries,
+                codec,
+            )
+        return Segment(self, handle, k.shape[1], offsets.numel() - 1, members.numel())
+
+    def clusters(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+        """Offsets and members of a segment as the store holds them: int32, not copies."""
+        with errors.converted():
+            offsets, members = _ops.segment_clusters(self._handle, segment.handle)
+        return offsets, members
 
     @contextlib.contextmanager
     def fetch(
@@ -208,12 +238,18 @@ def _close(handle: int) -> None:
 
 
 class Segment:
-    """Entries on the drives, freed when the last reference goes."""
+    """Entries on the drives, freed when the last reference goes.
 
-    def __init__(self, store: Store, handle: int, entries: int, clusters: int) -> None:
+    Attributes:
+        entries: how many. copies: the same with replicas.
+        clusters: how many hold them; loose entries are in none.
+    """
+
+    def __init__(self, store: Store, handle: int, entries: int, clusters: int, copies: int) -> None:
         self.handle = handle
         self.entries = entries
         self.clusters = clusters
+        self.copies = copies
         _on_collection(self, _free_segment, store, handle)
 
 
@@ -231,6 +267,7 @@ class IndexCharge:
 
     def __init__(self, store: Store, size: int) -> None:
         store.charge(size)
+        self.size = size
         self._finalizer = _on_collection(self, _return_charge, store, size)
 
     def release(self) -> None:

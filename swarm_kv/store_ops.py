@@ -9,6 +9,7 @@ they hold; a loop of your own may call them directly:
 | `store_pool` | handle -> uint8 view of all entries in fast memory |
 | `window_append`, `window_retain`, `window_release` | k, v [kv_heads, n, dim] -> slots int64 [n] |
 | `segment_write`, `segment_free` | k, v, clusters -> handle of what lies on the drives |
+| `segment_clusters` | handle -> its clusters, not copied |
 | `fetch_submit` | segments, clusters, entries -> ticket, and what the cluster cache holds |
 | `fetch_wait`, `fetch_release` | ticket -> entry numbers, slots, whether more follows |
 | `store_charge`, `store_stats`, `store_notes`, `store_close` | accounting and the end |
@@ -27,7 +28,7 @@ from torch.fx.node import has_side_effect
 from . import _library  # noqa: F401  (loads the operators)
 from .errors import typed_errors
 
-__all__ = ["gather_entries"]
+__all__ = ["gather_entries", "stored_entry_bytes"]
 
 
 @typed_errors
@@ -46,6 +47,21 @@ def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
         ArgumentError: a shape or dtype is wrong, or a slot reaches past the pool.
     """
     return torch.ops.swarm_kv.gather_entries(pool, slots, entry_elements)
+
+
+@typed_errors
+def stored_entry_bytes(k: Tensor, codec: str) -> int:
+    """Bytes that one entry takes on a drive.
+
+    Args:
+        k: [kv_heads, n, head_dim] floating, keys of any number of entries: only its form matters.
+        codec: form of entries on the drives, see csrc/core/codec.h.
+
+    Raises:
+        ArgumentError: unknown codec; the message lists the known ones.
+    """
+    size: int = torch.ops.swarm_kv.stored_entry_bytes(k, codec)
+    return size
 
 
 # The compiler removes calls whose results are not used, unless it is told that they do something.
@@ -141,8 +157,30 @@ def _(store: int, slots: Tensor) -> None:
     return None
 
 
+@torch.library.register_fake("swarm_kv::segment_clusters")
+def _(store: int, segment: int) -> tuple[Tensor, Tensor]:
+    return _list_of_unknown_length().int(), _list_of_unknown_length().int()
+
+
+@torch.library.register_fake("swarm_kv::stored_entry_bytes")
+def _(k: Tensor, codec: str) -> int:
+    torch._check(k.dim() == 3, lambda: f"stored_entry_bytes: k must have 3 dimensions: {k.dim()}")
+    return NO_HANDLE
+
+
 @torch.library.register_fake("swarm_kv::segment_write")
-def _(store: int, k: Tensor, v: Tensor, offsets: Tensor, members: Tensor, label: str) -> int:
+def _(
+    store: int,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    members: Tensor,
+    label: str,
+    activations: Tensor | None = None,
+    initial_fill: str = "none",
+    profile_queries: int = 0,
+    codec: str = "none",
+) -> int:
     _check_keys_values("segment_write", k, v)
     return NO_HANDLE
 

@@ -17,7 +17,10 @@ Q = torch.randn(4, 2, 16)
 KEYS = torch.randn(2, 40, 16)
 CODEBOOKS = torch.randn(2, 4, 8, 4)
 CODES = torch.randint(0, 8, (2, 4, 40), dtype=torch.uint8)
-OFFSETS, MEMBERS = torch.tensor([0, 2, 5, 6]), torch.tensor([0, 1, 1, 2, 3, 5])
+PACKED_BOOKS = torch.randn(2, 4, 16, 4)
+PACKED = torch.randint(0, 256, (2, 2, 40), dtype=torch.uint8)
+NIBBLE_KEYS = torch.randint(0, 256, (2, 40, 8), dtype=torch.uint8)
+OFFSETS, MEMBERS = torch.tensor([0, 2, 5, 6]).int(), torch.tensor([0, 1, 1, 2, 3, 5]).int()
 BITS = torch.randint(0, 1 << 40, (40, 2))
 ROWS = (
     torch.randn(2, 4, 16),
@@ -30,11 +33,26 @@ ROWS = (
 PARTIALS = (torch.randn(3, 4, 16), torch.randn(3, 4), torch.randn(3, 4, 16), torch.randn(3, 4))
 
 SAMPLES = {
-    "activation_signatures": [(Q, KEYS, torch.tensor([38, 39]), 0.1, 4, 1, 0.25)],
-    "cluster": [(BITS, 0.9, 8, 3, 1)],
+    "activation_signatures": [
+        (Q, KEYS, torch.tensor([38, 39]), 0.1, 4, 1, 0.25, None, "mean"),
+        (Q.half(), KEYS, torch.tensor([38, 39]), 0.1, 4, 1, 0.25, torch.rand(4, 2), "union"),
+    ],
+    "cluster": [
+        (BITS, name, "jaccard", 0.9, 8, 3, 1, "coded", 16, 0, 0)
+        for name in ("swarm", "no_replica", "medoid_only", "hypergraph", "sequence_blocks")
+    ],
     "score_codes": [(Q, CODEBOOKS, CODES, 0.25), (Q.half(), CODEBOOKS, CODES, 0.25)],
+    "score_packed_codes": [
+        (Q, PACKED_BOOKS, PACKED, 0.25),
+        (Q.half(), PACKED_BOOKS, PACKED.transpose(1, 2).contiguous().transpose(1, 2), 0.25),
+    ],
     "score_clusters": [(Q, KEYS, 0.25), (Q.bfloat16(), KEYS, 0.25)],
+    "score_coded_clusters": [(Q, NIBBLE_KEYS, torch.rand(2, 16), 0.25)],
     "select_clusters": [(torch.rand(3), OFFSETS, MEMBERS, 3)],
+    "select_intervals": [
+        (torch.rand(6), MEMBERS, 3, 1.5),
+        (torch.rand(6).half(), MEMBERS.flip(0), 3, 0.0),
+    ],
     "select_two_level": [(torch.rand(6), OFFSETS, MEMBERS, 4, 1.5, 0.25)],
     "sparse_attention": [
         ROWS,

@@ -23,13 +23,18 @@ def make_codes(heads=6, kv_heads=2, dim=32, parts=4, codewords=256, items=700, q
     )
 
 
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def make_clusters(entries, clusters, seed=0, max_size=9):
-    """Overlapping clusters, some of them empty."""
+    """Overlapping clusters, some of them empty, and entries in none of them."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(0, max_size, (clusters,), generator=generator)
     lists = [torch.randperm(entries, generator=generator)[:n] for n in sizes.tolist()]
-    offsets = torch.tensor([0, *(len(x) for x in lists)]).cumsum(0)
-    return offsets, torch.cat([torch.empty(0, dtype=torch.int64), *lists])
+    offsets = torch.tensor([0, *(len(x) for x in lists)]).cumsum(0, dtype=torch.int32)
+    loose = torch.randperm(entries, generator=generator)[: entries // 3]
+    return offsets, torch.cat([*lists, loose]).int()
 
 
 @pytest.mark.parametrize("items", [1, 15, 512, 513, 2000])
@@ -137,6 +142,122 @@ def test_codes_of_their_own_codewords_score_like_keys():
     )
 
 
+def make_packed_codes(heads, kv_heads, dim, parts, items, queries=1, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return dict(
+        q=torch.randn(heads, queries, dim, generator=generator),
+        codebooks=torch.randn(kv_heads, parts, 16, dim // parts, generator=generator),
+        codes=torch.randint(
+            0, 256, (kv_heads, parts // 2, items), generator=generator, dtype=torch.uint8
+        ),
+        scale=dim**-0.5,
+    )
+
+
+@pytest.mark.parametrize("items", [1, 15, 64, 513, 2000])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "queries", "parts"),
+    [(9, 3, 1, 16), (2, 2, 1, 4), (16, 1, 3, 2), (8, 2, 5, 32), (5, 1, 1, 8)],
+)
+def test_score_packed_codes_matches_reference(heads, kv_heads, queries, parts, items):
+    case = make_packed_codes(heads, kv_heads, 32, parts, items, queries)
+    actual, expected = ops.score_packed_codes(**case), reference.score_packed_codes(**case)
+    torch.testing.assert_close(actual, expected, rtol=0.02, atol=1e-9)
+    assert math.isclose(actual.sum().item(), 1, rel_tol=0.01)
+    if items > 1:
+        for name, index in (("q", -1), ("codebooks", (-1, -1))):
+            changed = {**case, name: case[name].clone()}
+            changed[name][index] *= -5
+            assert not torch.allclose(ops.score_packed_codes(**changed), actual, rtol=0.02, atol=0)
+
+
+def test_score_packed_codes_are_those_of_score_codes_but_for_rounding():
+    case = make_packed_codes(8, 2, 64, 16, 900)
+    codes = case["codes"]
+    plain = {**case, "codes": torch.stack([codes & 15, codes >> 4], 2).flatten(1, 2)}
+    expected = ops.score_codes(**plain)
+    torch.testing.assert_close(ops.score_packed_codes(**case), expected, rtol=0.1, atol=0)
+    swapped = {**case, "codes": codes >> 4 | codes << 4}
+    assert not torch.allclose(ops.score_packed_codes(**swapped), expected, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("score", [1e4, -1e4, 0.0])
+def test_score_packed_codes_survives_extreme_scores(score):
+    case = {**make_packed_codes(4, 2, 32, 8, 700), "scale": score}
+    actual = ops.score_packed_codes(**case)
+    assert actual.isfinite().all()
+    assert math.isclose(actual.sum().item(), 1, rel_tol=0.01)
+
+
+def test_score_packed_codes_does_not_depend_on_threads():
+    case = make_packed_codes(8, 2, 32, 8, 9000)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = ops.score_packed_codes(**case)
+        torch.set_num_threads(3)
+        assert torch.equal(ops.score_packed_codes(**case), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(codebooks=torch.randn(2, 8, 15, 4)), "must have codewords of four bits = 16"),
+        (dict(codebooks=torch.randn(2, 7, 16, 4)), "must have 2 to 516 parts, an even number"),
+        (dict(codebooks=torch.randn(2, 8, 16, 5)), "must split q's features into equal parts"),
+        (dict(codes=torch.zeros(2, 8, 7, dtype=torch.uint8)), "codes must have parts / 2 = 4"),
+        (dict(codes=torch.zeros(2, 4, 7)), "codes must be uint8"),
+        (dict(q=torch.randn(5, 1, 32)), "the KV heads (2) must divide the query heads of q"),
+    ],
+)
+def test_score_packed_codes_errors(change, message):
+    case = make_packed_codes(4, 2, 32, 8, 7)
+    ops.score_packed_codes(**case)
+    with pytest.raises(ArgumentError) as error:
+        ops.score_packed_codes(**{**case, **change})
+    assert str(error.value).startswith("score_packed_codes: ")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "queries", "dim", "count"),
+    [(9, 3, 1, 64, 600), (4, 4, 2, 38, 10), (32, 2, 1, 128, 1), (1, 1, 1, 2, 513), (2, 1, 1, 8, 0)],
+)
+def test_score_coded_clusters_matches_reference(heads, kv_heads, queries, dim, count):
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(heads, queries, dim, generator=generator)
+    keys = torch.randint(
+        0, 256, (kv_heads, count, dim // 2), generator=generator, dtype=torch.uint8
+    )
+    scales = torch.rand(kv_heads, dim, generator=generator) / 8
+    actual = ops.score_coded_clusters(q, keys, scales, 0.2)
+    expected = reference.score_coded_clusters(q, keys, scales, 0.2)
+    torch.testing.assert_close(actual, expected, rtol=5e-5, atol=1e-9)
+    for changed in ((keys >> 4 | keys << 4, scales), (keys, scales.flip(1))):
+        wrong = ops.score_coded_clusters(q, *changed, 0.2)
+        assert count <= 1 or not torch.allclose(wrong, actual, rtol=5e-5, atol=1e-9)
+
+
+def test_score_coded_clusters_errors():
+    q, keys, scales = (
+        torch.randn(4, 1, 8),
+        torch.zeros(2, 5, 4, dtype=torch.uint8),
+        torch.ones(2, 8),
+    )
+    ops.score_coded_clusters(q, keys, scales, 1.0)
+    for args, message in (
+        ((q, keys, torch.ones(3, 8)), "scales must have KV heads of keys = 2"),
+        ((q, keys, torch.ones(2, 4)), "scales must have features of q = 8"),
+        ((q, keys[..., :3], scales), "keys must hold two features per byte"),
+        ((q, keys.int(), scales), "keys must be uint8"),
+        ((q[:3], keys, scales), "the KV heads .2. must divide the query heads"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            ops.score_coded_clusters(*args, 1.0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     entries=st.integers(1, 120),
@@ -155,7 +276,7 @@ def test_select_clusters_matches_reference(entries, clusters, budget, ties, seed
 
 
 def test_select_clusters_counts_distinct_entries():
-    offsets, members = torch.tensor([0, 3, 6, 8]), torch.tensor([0, 1, 2, 0, 1, 2, 3, 4])
+    offsets, members = int32(0, 3, 6, 8), int32(0, 1, 2, 0, 1, 2, 3, 4)
     scores = torch.tensor([3.0, 2.0, 1.0])
     assert ops.select_clusters(scores, offsets, members, 3).tolist() == [0]
     assert ops.select_clusters(scores, offsets, members, 4).tolist() == [0, 1, 2]
@@ -187,10 +308,12 @@ def test_select_two_level_matches_reference(
 
 def test_select_two_level_by_hand():
     # Clusters of gain 1.0/3.5, 1.2/3.5, 0.7/4.5; the last one repeats two entries of the first.
-    offsets, members = torch.tensor([0, 2, 4, 7]), torch.tensor([0, 1, 2, 3, 0, 1, 4])
+    offsets, members = int32(0, 2, 4, 7), int32(0, 1, 2, 3, 0, 1, 4)
     probs = torch.tensor([0.3, 0.7, 0.9, 0.3, 0.1, 0.25, 0.05, 0.0])
-    taken = ops.select_two_level(probs, offsets, members, 6, 1.5, 0.0)
-    assert [x.tolist() for x in taken] == [[1, 0], [4, 5]]
+    taken = ops.select_two_level(probs, offsets, members, 4, 1.5, 0.0)
+    assert [x.tolist() for x in taken] == [[1, 0], []]
+    taken = ops.select_two_level(probs, offsets, members, 6, 1.5, 0.2)
+    assert [x.tolist() for x in taken] == [[1, 0, 2], [5]]
     taken = ops.select_two_level(probs, offsets, members, 4, 1.5, 0.5)
     assert [x.tolist() for x in taken] == [[1], [0, 1]]
     taken = ops.select_two_level(probs, offsets, members, 4, 1.5, 1.0)
@@ -199,15 +322,45 @@ def test_select_two_level_by_hand():
     assert [x.tolist() for x in taken] == [[], list(range(8))]
 
 
+def test_select_two_level_counts_only_what_is_new():
+    """Without that the second cluster, nearly a copy of the first, would come before the third."""
+    offsets, members = int32(0, 3, 6, 8), int32(0, 1, 2, 0, 1, 3, 4, 5)
+    probs = torch.tensor([0.3, 0.3, 0.2, 0.1, 0.1, 0.1, 0.0, 0.0])
+    clusters, _ = ops.select_two_level(probs, offsets, members, 7, 1.5, 0.0)
+    assert clusters.tolist() == [0, 2, 1]
+    apart = int32(0, 1, 2, 6, 7, 3, 4, 5)  # the same gains, nothing in common
+    probs = torch.tensor([0.3, 0.3, 0.2, 0.1, 0.1, 0.1, 0.3, 0.3, 0.0])
+    clusters, _ = ops.select_two_level(probs, offsets, apart, 8, 1.5, 0.0)
+    assert clusters.tolist() == [0, 1, 2]
+
+
+def test_entries_in_no_cluster_are_read_one_by_one():
+    offsets, members = int32(0, 2), int32(0, 1, 2, 3)
+    probs = torch.tensor([0.1, 0.1, 0.7, 0.1])
+    clusters, entries = ops.select_two_level(probs, offsets, members, 3, 1.5, 0.4)
+    assert (clusters.tolist(), entries.tolist()) == ([0], [2])
+    assert ops.select_clusters(torch.tensor([1.0]), offsets, members, 4).tolist() == [0]
+    offsets = int32(0, 2, 4)  # the same entries as a cluster
+    assert ops.select_two_level(probs, offsets, members, 3, 1.5, 0.4)[0].tolist() == [1]
+    assert ops.select_clusters(torch.tensor([1.0, 0.5]), offsets, members, 4).tolist() == [0, 1]
+
+
+def test_clusters_that_gain_nothing_are_not_taken():
+    offsets, members = int32(0, 2, 4), int32(2, 3, 0, 1)
+    probs = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0])
+    clusters, entries = ops.select_two_level(probs, offsets, members, 4, 1.5, 0.0)
+    assert (clusters.tolist(), entries.tolist()) == ([1], [2, 3])
+
+
 def test_select_two_level_prefers_small_clusters_when_requests_are_cheap():
-    offsets, members = torch.tensor([0, 1, 4]), torch.tensor([0, 1, 2, 3])
+    offsets, members = int32(0, 1, 4), int32(0, 1, 2, 3)
     probs = torch.tensor([0.4, 0.25, 0.25, 0.25, 0.0, 0.0])
     assert ops.select_two_level(probs, offsets, members, 1, 0.0, 0.0)[0].tolist() == [0]
     assert ops.select_two_level(probs, offsets, members, 1, 6.0, 0.0)[0].tolist() == [1]
 
 
 def test_zero_and_negative_zero_are_equal():
-    offsets, members = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
+    offsets, members = int32(0, 1, 2, 3), int32(0, 1, 2)
     scores = torch.tensor([-0.0, 0.0, -0.0])
     assert ops.select_clusters(scores, offsets, members, 3).tolist() == [0, 1, 2]
 
@@ -243,16 +396,18 @@ def test_score_clusters_errors():
         ops.score_clusters(torch.randn(2, 1, 8), torch.randn(3, 5, 8), 1.0)
 
 
-OFFSETS, MEMBERS = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1])
+OFFSETS, MEMBERS = int32(0, 2, 3), int32(0, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(offsets=torch.tensor([0, 2, 4])), "must run from 0 to members' length 3, got 0 to 4"),
-        (dict(offsets=torch.tensor([0, 4, 3])), "offsets must not decrease"),
-        (dict(offsets=OFFSETS.int()), "offsets must be int64, got int32 [3]"),
-        (dict(members=torch.tensor([0, -1, 1])), "members must not be negative, got -1"),
+        (dict(offsets=int32(0, 2, 4)), "run from 0 to at most members' length 3, got 0 to 4"),
+        (dict(offsets=int32(1, 2, 3)), "run from 0 to at most members' length 3, got 1 to 3"),
+        (dict(offsets=int32(0, 4, 3)), "offsets must not decrease"),
+        (dict(offsets=OFFSETS.long()), "offsets must be int32, got int64 [3]"),
+        (dict(members=MEMBERS.long()), "members must be int32, got int64 [3]"),
+        (dict(members=int32(0, -1, 1)), "members must not be negative, got -1"),
         (dict(budget=-1), "budget must not be negative, got -1"),
     ],
 )

@@ -68,14 +68,14 @@ class Data:
 def blocks(entries: int, size: int = 8) -> tuple[Tensor, Tensor]:
     """Clusters of neighbours."""
     offsets = [*range(0, entries, size), entries]
-    return torch.tensor(offsets), torch.arange(entries)
+    return torch.tensor(offsets, dtype=torch.int32), torch.arange(entries, dtype=torch.int32)
 
 
-def pack(clusters: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Offsets and members of a list of clusters."""
+def pack(clusters: Sequence[Sequence[int]], loose: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """Offsets and members of a list of clusters, loose entries behind them."""
     sizes = torch.tensor([0, *(len(cluster) for cluster in clusters)])
-    members = [entry for cluster in clusters for entry in cluster]
-    return sizes.cumsum(0), torch.tensor(members, dtype=torch.int64)
+    members = [*itertools.chain(*clusters), *loose]
+    return sizes.cumsum(0, dtype=torch.int32), torch.tensor(members, dtype=torch.int32)
 
 
 def overlapping(entries: int, seed: int = 0, copies: int = 3) -> list[list[int]]:

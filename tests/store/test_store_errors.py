@@ -22,7 +22,7 @@ import torch
 from swarm_kv.errors import ArgumentError, CapacityError, StorageError, SwarmError
 from swarm_kv.store import NOTHING, Store
 
-from .helpers import Data, assert_holds, fetch_all, left_behind, open_store, pack
+from .helpers import Data, assert_holds, blocks, fetch_all, left_behind, open_store, pack
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -33,7 +33,17 @@ NUMBERS = torch.arange(10)
 
 
 def write(store: Store, offsets: list[int], members: list[int]) -> Any:
-    return store.write(K, V, torch.tensor(offsets), torch.tensor(members, dtype=torch.int64), "x")
+    return store.write(
+        K,
+        V,
+        torch.tensor(offsets, dtype=torch.int32),
+        torch.tensor(members, dtype=torch.int32),
+        "x",
+    )
+
+
+def write_profiled(store: Store, activations: Any, initial_fill: str = "printed") -> Any:
+    return store.write(K, V, *blocks(10), "x", activations, initial_fill, profile_queries=4)
 
 
 def fetch(store: Store, clusters: Any = NOTHING, entries: Any = NOTHING, **how: Any) -> Any:
@@ -105,7 +115,22 @@ CALLS: dict[str, tuple[Callable[[Store], Any], type[SwarmError], str]] = {
     "an entry in no cluster": (
         lambda s: write(s, [0, 9], [*range(9)]),
         ArgumentError,
-        "entry 9 is in no cluster",
+        "entry 9 is in no cluster and not loose",
+    ),
+    "an entry in a cluster and loose": (
+        lambda s: write(s, [0, 9], [*range(9), 9, 3]),
+        ArgumentError,
+        "loose entry 3 has another copy: it may be in no cluster and loose only once",
+    ),
+    "a loose entry twice": (
+        lambda s: write(s, [0, 9], [*range(9), 9, 9]),
+        ArgumentError,
+        "loose entry 9 has another copy",
+    ),
+    "offsets of another dtype": (
+        lambda s: s.write(K, V, torch.tensor([0, 10]), torch.arange(10), "x"),
+        ArgumentError,
+        "segment_write: offsets must be int32, got int64 [2]",
     ),
     "a member that does not exist": (
         lambda s: write(s, [0, 11], [*range(11)]),
@@ -125,17 +150,37 @@ CALLS: dict[str, tuple[Callable[[Store], Any], type[SwarmError], str]] = {
     "no offsets": (
         lambda s: write(s, [], [*range(10)]),
         ArgumentError,
-        "segment_write: offsets must be int64, got float32 [0]",
+        "segment_write: `offsets` needs at least one element",
     ),
     "offsets that end too late": (
-        lambda s: write(s, [0, 1 << 60], [*range(10)]),
+        lambda s: write(s, [0, 11], [*range(10)]),
         ArgumentError,
-        "cluster offsets must ascend from 0 to the number of members, 10",
+        "cluster offsets must ascend from 0 to at most the number of members, 10",
     ),
     "offsets that fall": (
         lambda s: write(s, [0, 8, 4, 10], [*range(10)]),
         ArgumentError,
-        "cluster offsets must ascend from 0 to the number of members, 10",
+        "cluster offsets must ascend from 0 to at most the number of members, 10",
+    ),
+    "activations of another length": (
+        lambda s: write_profiled(s, torch.ones(9, dtype=torch.int32)),
+        ArgumentError,
+        "the profile of a segment counts activations of 9 entries, but 10 are written",
+    ),
+    "activations of another dtype": (
+        lambda s: write_profiled(s, torch.ones(10)),
+        ArgumentError,
+        "segment_write: activations must be int32, got float32 [10]",
+    ),
+    "more activations than queries": (
+        lambda s: write_profiled(s, torch.full((10,), 5, dtype=torch.int32)),
+        ArgumentError,
+        "says that entry 0 was activated 5 times by 4 queries",
+    ),
+    "an unknown initial fill": (
+        lambda s: write_profiled(s, None, "best"),
+        ArgumentError,
+        'unknown `initial_fill` "best"; choose one of: printed, product, none',
     ),
     "a cluster that does not exist": (
         lambda s: fetch(s, clusters=torch.tensor([2])),
@@ -281,7 +326,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[SwarmError], str]] = {
     "placement": (
         {"placement": "fast"},
         ArgumentError,
-        'unknown `placement` "fast"; choose one of: round_robin, fixed_start, sequential',
+        'unknown `placement` "fast"; choose one of: round_robin, fixed_start, sequential, weighted',
     ),
     "router": (
         {"router": "fast"},

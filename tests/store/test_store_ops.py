@@ -105,14 +105,15 @@ def test_segments_are_numbered_through_and_limited(drives: list[str]) -> None:
     assert_holds(got, rows, [0, *range(20, 28), 33, 34])
 
 
-@pytest.mark.parametrize("placement", ["round_robin", "fixed_start", "sequential"])
+@pytest.mark.parametrize("placement", ["round_robin", "fixed_start", "sequential", "weighted"])
 @pytest.mark.parametrize("router", ["swarm", "static"])
 def test_strategies_change_where_not_what(placement: str, router: str, drives: list[str]) -> None:
     data = Data.random(90)
-    clusters = overlapping(90, seed=3)
+    clusters = overlapping(70, seed=3)
     store = open_store(drives, placement=placement, router=router)
-    segment = data.write(store, pack(clusters))
-    got = fetch_all(store, segment, data, torch.arange(len(clusters)))
+    segment = data.write(store, pack(clusters, range(70, 90)))
+    assert (segment.entries, segment.clusters) == (90, len(clusters))
+    got = fetch_all(store, segment, data, torch.arange(len(clusters)), torch.arange(60, 90))
     assert_holds(got, data.rows(), range(90))
 
 
@@ -126,6 +127,11 @@ def test_replicas_are_counted_but_come_once(drives: list[str]) -> None:
     stats = store.stats()
     assert stats.stored_bytes == copies * data.entry_bytes
     assert stats.plain_bytes == 100 * data.entry_bytes
+    assert segment.copies == copies
+    assert stats.overhead == copies / 100
+    taken = stats.stored_bytes + stats.padding_bytes  # whole blocks of each drive
+    assert taken % 512 == 0
+    assert stats.stored_bytes <= taken < stats.stored_bytes + 4096 * len(drives)
     got = fetch_all(store, segment, data, torch.arange(len(clusters)), torch.arange(100))
     assert_holds(got, data.rows(), range(100))
     assert store.counters()["decode"]["wanted"] == 100
@@ -134,7 +140,7 @@ def test_replicas_are_counted_but_come_once(drives: list[str]) -> None:
 def test_an_empty_selection_and_an_empty_segment(drives: list[str]) -> None:
     data = Data.random(10)
     store = open_store(drives)
-    segments = (data.write(store), Data.random(0).write(store, (torch.tensor([0]), NOTHING)))
+    segments = (data.write(store), Data.random(0).write(store, pack([])))
     assert fetch_all(store, segments, data) == {}
     got = fetch_all(store, segments, data, entries=torch.tensor([9]))
     assert_holds(got, data.rows(), [9])
@@ -224,6 +230,49 @@ def test_a_pass_over_everything_leaves_the_cache_alone(drives: list[str]) -> Non
     assert store.counters()["dram"]["cached_entries"] == 0
     fetch_all(store, segment, data, entries=torch.arange(50))
     assert store.counters()["dram"]["cached_entries"] == 50
+
+
+@pytest.mark.parametrize("initial_fill", ["printed", "product", "none"])
+def test_the_cache_begins_with_what_the_profile_activated_most(
+    initial_fill: str, drives: list[str]
+) -> None:
+    data = Data.random(400, 2, 64)  # 1 KiB each
+    activations = torch.zeros(400, dtype=torch.int32)
+    activations[torch.arange(1, 400, 4)] = 30
+    clusters = [[*range(first, 400, 4)] for first in range(4)]  # number 1 is the hot one
+    store = open_store(drives, dram_bytes=416 << 10, staging_bytes=256 << 10)
+    segment = store.write(
+        data.k, data.v, *pack(clusters), "layer 0", activations, initial_fill, profile_queries=30
+    )
+    reads = store.counters()["drives"]
+    cached = store.counters()["dram"]["cached_entries"]
+    assert store.stats().dram_peak_bytes <= 416 << 10
+    with store.fetch((segment,), torch.tensor([1]), NOTHING, 400) as fetch:
+        hits = fetch.resident[0].numel()
+        assert_holds(receive(store, fetch, data.k.dtype, 256), data.rows(), clusters[1])
+    if initial_fill == "none":
+        assert cached == hits == 0
+    else:
+        assert hits == min(100, cached) > 50
+        assert all(drive["reads"] == 0 for drive in reads)  # filled from memory
+
+
+def test_warm_entries_outlast_the_first_steps(drives: list[str]) -> None:
+    """Cold reads do not push out what the profile activated at every second query."""
+    data = Data.random(400, 2, 64)
+    activations = torch.full((400,), 1, dtype=torch.int32)
+    activations[:60] = 15
+    survivors = {}
+    for initial_fill in ("printed", "none"):
+        store = open_store(drives, dram_bytes=416 << 10, staging_bytes=256 << 10)
+        segment = store.write(
+            data.k, data.v, *blocks(400, 1), "layer 0", activations, initial_fill, 30
+        )
+        for first in (100, 200, 300):
+            fetch_all(store, segment, data, entries=torch.arange(first, first + 100))
+        with store.fetch((segment,), NOTHING, torch.arange(60), 400) as fetch:
+            survivors[initial_fill] = fetch.resident[0].numel()
+    assert survivors == {"printed": 60, "none": 0}
 
 
 # ---- the window

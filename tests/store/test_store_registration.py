@@ -71,7 +71,12 @@ SAMPLES: dict[str, Callable[[Rig], tuple[Any, ...]]] = {
     "window_append": lambda rig: (rig.handle, DATA.k, DATA.v),
     "window_retain": lambda rig: (rig.handle, rig.slots),
     "window_release": lambda rig: (rig.handle, rig.slots),
-    "segment_write": lambda rig: (rig.handle, DATA.k, DATA.v, *blocks(10), "layer 0"),
+    "segment_write": lambda rig: (
+        *(rig.handle, DATA.k, DATA.v, *blocks(10), "layer 0"),
+        *(torch.ones(10, dtype=torch.int32), "printed", 4, "int8"),
+    ),
+    "segment_clusters": lambda rig: (rig.handle, rig.segment()),
+    "stored_entry_bytes": lambda rig: (DATA.k, "int8"),
     "segment_free": lambda rig: (rig.handle, rig.segment()),
     "fetch_submit": lambda rig: (rig.handle, [rig.segment()], *rig.wanted),
     "fetch_wait": lambda rig: (rig.handle, rig.ticket()),
