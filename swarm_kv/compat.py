@@ -5,10 +5,13 @@ Nothing else in the package asks for a transformers version or spells a name tha
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
 
 HANDLE = "swarm_kv"
 """Name under which a cache layer travels from `update()` to the attention function."""
@@ -51,6 +54,20 @@ def last_logits_only(model: Any) -> dict[str, int]:
 def attention_name(model: Any) -> str | None:
     """Attention implementation that the model's text decoder uses now."""
     return model.config.get_text_config(decoder=True)._attn_implementation
+
+
+@contextlib.contextmanager
+def registered(
+    name: str, attention: Callable[..., Any], mask: Callable[..., Any]
+) -> Iterator[None]:
+    """Make an attention implementation known under `name` until the context ends."""
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
+    try:
+        yield
+    finally:  # there is no public way to take a name back
+        AttentionInterface._global_mapping.pop(name, None)
+        AttentionMaskInterface._global_mapping.pop(name, None)
 
 
 def hand_over(layer: Any, key_states: torch.Tensor, kwargs: dict[str, Any] | None) -> None:

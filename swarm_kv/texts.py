@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,11 +24,38 @@ def python_topics() -> str:
     return "\n".join(topics.values())
 
 
+LIBRARY_MODULES = ("argparse", "ast", "dataclasses", "inspect", "typing")
+"""Modules whose source `python_library` joins, in this order."""
+
+
+def python_library() -> str:
+    """Source code of five modules of the standard library: about 420 KB in every CPython.
+
+    Like the topics it differs a little between Python versions.
+    """
+    return "\n".join(inspect.getsource(importlib.import_module(m)) for m in LIBRARY_MODULES)
+
+
+NAMED: dict[str, Callable[[], str]] = {"topics": python_topics, "stdlib": python_library}
+"""Texts that need no file. Prose and code: models attend to them differently."""
+
+
 def read_text(source: str | pathlib.Path | None = None) -> str:
-    """Contents of the file `source`, or `python_topics()` for None."""
+    """A text: one of `NAMED`, else the contents of the file `source`; `python_topics()` for None.
+
+    A name goes before a file of that name; write "./topics" for the file.
+    """
     if source is None:
         return python_topics()
+    if isinstance(source, str) and source in NAMED:
+        return NAMED[source]()
     return pathlib.Path(source).expanduser().read_text(encoding="utf-8", errors="replace")
+
+
+def digest(ids: torch.Tensor) -> str:
+    """SHA-256 of token ids, in hexadecimal: tells whether two contexts are the same tokens."""
+    numbers = ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64).contiguous()
+    return hashlib.sha256(numbers.numpy().astype("<i8").tobytes()).hexdigest()
 
 
 def token_ids(
@@ -35,7 +66,8 @@ def token_ids(
     Args:
         tokenizer: a transformers tokenizer.
         length (`int`): number of tokens wanted.
-        source (`str` or `Path`, *optional*): a text file; the Python topics if not given.
+        source (`str` or `Path`, *optional*): "topics", "stdlib" or a text file, as `read_text`
+            takes it; the Python topics if not given.
         start (`int`, *optional*, defaults to 0): first token.
 
     Returns:
