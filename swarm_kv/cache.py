@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from . import selectors
+from . import clusterers, selectors
 from .config import SwarmConfig, default_staging
 from .errors import ArgumentError, CapacityError, StateError
 from .layer import CacheState, SwarmLayer
 from .meter import Stats
 from .store import Store
+
+if TYPE_CHECKING:
+    from .profile import Profile
 
 ATTENTION_NAME = "swarm_kv"
 PROGRESS_TOKENS = 2048
@@ -65,7 +68,7 @@ def minimum_dram_bytes(
     """
     text = model_config.get_text_config(decoder=True)
     resident = config.sinks + config.window + config.flush
-    codes = _kv_heads(text) * config.code_parts(_head_dim(text))
+    codes = _kv_heads(text) * config.code_size(_head_dim(text))
     index = max(0, context - resident) * (codes + LEAST_INDEX_BYTES)
     layers = len(full_attention_layers(model_config))
     window = kv_bytes(model_config, dtype, resident)
@@ -89,10 +92,13 @@ class SwarmCache(Cache):
         config (`SwarmConfig`, *optional*): opens a store for this cache alone.
         store (`Store`, *optional*): a store to share with other caches.
         dtype (`torch.dtype`, *optional*): of the model, to check `dram_bytes` before it is needed.
+        profile (`swarm_kv.profile.Profile`, *optional*): of the context that this cache will be
+            filled with first: what probe texts activate in it counts when it is clustered. That it
+            is the same context is for the caller to check, by `profile.matches(ids)`.
 
     Raises:
         ArgumentError: neither or both of `config` and `store`; the model has no full-attention
-            layer.
+            layer; the profile was made with other settings or lacks a layer.
         CapacityError: `dram_bytes` is below the minimum, which the message names.
         StorageError: a path cannot be used.
     """
@@ -104,6 +110,7 @@ class SwarmCache(Cache):
         *,
         store: Store | None = None,
         dtype: torch.dtype | None = None,
+        profile: Profile | None = None,
     ) -> None:
         if (config is None) == (store is None):
             raise ArgumentError("SwarmCache needs either `config` or `store`")
@@ -116,9 +123,10 @@ class SwarmCache(Cache):
             )
         settings = config if config is not None else store.config  # type: ignore[union-attr]
         selector = selectors.resolve(settings.selector)
+        clusterers.resolve(settings.clusterer)  # or an error before anything is stored
         check_dram(model_config, settings, dtype or self.model_config.dtype or torch.float32)
         self.store = store if store is not None else Store(settings)
-        self.state = CacheState()
+        self.state = CacheState(profile=checked_profile(profile, taken, settings))
         self._progress: tqdm[Any] | None = None
         layers = [
             SwarmLayer(self.store, number, selector, self.state) if number in taken else layer
@@ -230,3 +238,24 @@ def check_dram(
             f"`dram_bytes` ({config.dram_bytes}) is below the minimum of {minimum} for {what} "
             f"with `window={config.window}`: raise it, or lower `window` or `staging_bytes`"
         )
+
+
+def checked_profile(
+    profile: Profile | None, layers: set[int], config: SwarmConfig
+) -> Profile | None:
+    """The profile itself.
+
+    Raises:
+        ArgumentError: it was made with another `sparsity`, `window` or `sinks`, or lacks a layer.
+    """
+    if profile is None:
+        return None
+    for name in ("sparsity", "window", "sinks"):
+        if getattr(profile, name) != getattr(config, name):
+            raise ArgumentError(
+                f"the profile was made with `{name}` {getattr(profile, name)}, this cache has "
+                f"{getattr(config, name)}: make them equal"
+            )
+    for layer in sorted(layers):
+        profile.bits_for(layer)
+    return profile

@@ -22,6 +22,8 @@ for _power, _letter in enumerate("KMGT", start=1):
 FILE_NAME = "swarm_kv_config.json"
 LONGEST_TIMEOUT = 1e6
 """Seconds."""
+REQUEST_BYTES = 6144
+"""What an NVMe drive transfers in the time of one request: 6.9 GB/s, 0.9 µs (PM9A3)."""
 
 
 def parse_bytes(value: int | str, name: str) -> int:
@@ -65,19 +67,46 @@ class SwarmConfig:
             for KV: window, index, cluster cache and staging.
         window (`int`, *optional*, defaults to 256): most recent tokens, always attended.
         sinks (`int`, *optional*, defaults to 4): first tokens, always attended.
-        selector (`str` or callable, *optional*, defaults to "two_level"): what chooses the entries
+        selector (`str` or callable, *optional*, defaults to "interval"): what chooses the entries
             to read; see `swarm_kv.selectors`.
-        request_cost (`float`, *optional*, defaults to 1.5): cost of one read request, in entries,
-            that `two_level` weighs a cluster's attention against. Fixed rather than measured, so
-            that the same prompt gives the same text on every machine.
+        request_cost (`float`, *optional*): cost of one read request, in entries, that `two_level`
+            weighs a cluster's attention against and `layout="auto"` reckons with. If not given,
+            what a drive transfers in the time of one request, 6 KiB on an NVMe drive: 1.5 for
+            entries of 4 KiB. Fixed rather than measured, so that the same prompt gives the same
+            text on every machine.
         single_share (`float`, *optional*, defaults to 0.3): share of the budget that `two_level`
             spends on entries outside the chosen clusters.
-        tau, max_size, max_replicas, min_activation: clustering, see `swarm_kv.ops.cluster`.
+        layout (`str`, *optional*, defaults to "auto"): how entries lie on the drives: `clusters`,
+            `sequence` (in token order), or per layer what serves held-out queries of the profile
+            best, see `swarm_kv.layout`.
+        clusterer (`str` or callable, *optional*, defaults to "hypergraph"): what groups entries;
+            see `swarm_kv.clusterers`.
+        tau (`float` or "auto", *optional*, defaults to "auto"): cluster radius; `auto` chooses it
+            per layer with the layout.
+        max_overhead (`float`, *optional*, defaults to 2.0): most bytes that a layer may take on the
+            drives, replicas included, in multiples of its plain KV; clusterings above it are not
+            considered.
+        distance, max_size, max_replicas, min_activation, cold, max_index_bytes: clustering, see
+            `swarm_kv.ops.cluster`.
+        heads (`str`, *optional*, defaults to "mean"): how query heads agree on what a query
+            activates, see `swarm_kv.ops.activation_signatures`.
+        representative (`str`, *optional*, defaults to "medoid"): the key that stands for a cluster:
+            `medoid`, or `weighted_mean` of the members' keys. medoid_bits (`int`, *optional*,
+            defaults to 16): 16 or 4 per number of it. Only for selectors that rank by it.
+        estimate_unfetched (`bool`, *optional*, defaults to False): let what is not read contribute
+            through a mean key and value of every 64 neighbours, held in memory (2 % of the KV).
+        codec (`str`, *optional*, defaults to "none"): form of entries on the drives: as they are,
+            `int8`, or `kivi4`; see csrc/core/codec.h.
+        initial_fill (`str`, *optional*, defaults to "printed"): what the cluster cache holds before
+            the first step: clusters by Eq. 6 as `printed`, by the other reading of it, `product`,
+            or `none`.
         profile_queries (`int`, *optional*, defaults to 1024): last queries of the prefill that
             tell which entries are activated together.
         block (`int`, *optional*, defaults to 16): neighbours per cluster where no profile exists.
         code_bytes (`int`, *optional*): bytes of a key's code per KV head; one per 8 features if not
-            given. It must divide the head size.
+            given. Its parts of `code_bits` must divide the head size.
+        code_bits (`int`, *optional*, defaults to 4): 4, or 8, which tell keys apart a little better
+            at the same bytes, are scored a third as fast, and have a codebook 16 times as large.
         flush (`int`, *optional*, defaults to 64): tokens that leave the window together.
         staging_bytes (`int` or `str`, *optional*): memory that reads and writes go through; a
             sixteenth of `dram_bytes`, between 1 MiB and 64 MiB, if not given.
@@ -103,16 +132,29 @@ class SwarmConfig:
     dram_bytes: int | str = "8GiB"
     window: int = 256
     sinks: int = 4
-    selector: Any = "two_level"
-    request_cost: float = 1.5
+    selector: Any = "interval"
+    request_cost: float | None = None
     single_share: float = 0.3
-    tau: float = 0.6
+    layout: str = "auto"
+    clusterer: Any = "hypergraph"
+    tau: float | str = "auto"
+    max_overhead: float = 2.0
+    distance: str = "jaccard"
     max_size: int = 64
     max_replicas: int = 3
     min_activation: int = 8
+    cold: str = "coded"
+    max_index_bytes: int = 0
+    heads: str = "mean"
+    representative: str = "medoid"
+    medoid_bits: int = 16
+    estimate_unfetched: bool = False
+    codec: str = "none"
+    initial_fill: str = "printed"
     profile_queries: int = 1024
     block: int = 16
     code_bytes: int | None = None
+    code_bits: int = 4
     flush: int = 64
     staging_bytes: int | str | None = None
     disk_bytes: int | str | None = None
@@ -120,7 +162,7 @@ class SwarmConfig:
     direct: bool = True
     shared_ring: bool = True
     timeout: float = 30.0
-    placement: str = "round_robin"
+    placement: str = "sequential"
     router: str = "swarm"
     cache_policy: str = "decayed_frequency"
     verify: bool = True
@@ -147,11 +189,16 @@ class SwarmConfig:
             )
         if not 0 <= self.single_share <= 1:
             raise ArgumentError(f"`single_share` ({self.single_share}) must be in [0, 1]")
-        if not 0 <= self.tau < 1:
-            raise ArgumentError(f"`tau` ({self.tau}) must be in [0, 1)")
+        if self.tau != "auto" and not (isinstance(self.tau, (int, float)) and 0 <= self.tau < 1):
+            raise ArgumentError(f'`tau` ({self.tau!r}) must be "auto" or in [0, 1)')
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ArgumentError(
+                    f"unknown `{name}` ({getattr(self, name)!r}); choose one of {choices}"
+                )
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is None and name == "code_bytes":
+            if value is None and name in _OPTIONAL:
                 continue
             if name not in _FRACTIONAL:
                 try:
@@ -179,9 +226,28 @@ class SwarmConfig:
             return int(self.staging_bytes)
         return default_staging(int(self.dram_bytes))
 
-    def code_parts(self, head_dim: int) -> int:
-        """Bytes of a key's code per KV head of `head_dim` features: `code_bytes` or its default."""
-        return self.code_bytes or max(1, head_dim // 8)
+    def code_size(self, head_dim: int) -> int:
+        """Bytes of a key's code per KV head of `head_dim` features: `code_bytes` or its default.
+
+        Raises:
+            ArgumentError: its parts of `code_bits` bits do not divide `head_dim`.
+        """
+        wanted = self.code_bytes or max(1, head_dim // 8)
+        for size in range(wanted, 0, -1):
+            if head_dim % (size * 8 // self.code_bits) == 0:
+                break
+            if self.code_bytes is not None:
+                raise ArgumentError(
+                    f"`code_bytes` ({size}) are {size * 8 // self.code_bits} parts of `code_bits` "
+                    f"({self.code_bits}), which must divide the head size ({head_dim})"
+                )
+        return size
+
+    def entry_request_cost(self, stored_bytes: int) -> float:
+        """`request_cost`, or its default for entries of `stored_bytes` on the drives."""
+        if self.request_cost is not None:
+            return self.request_cost
+        return REQUEST_BYTES / stored_bytes
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -193,8 +259,9 @@ class SwarmConfig:
             ArgumentError: `selector` is a function, which a file cannot hold.
         """
         values = dataclasses.asdict(self)
-        if not isinstance(self.selector, str):
-            raise ArgumentError("a `selector` that is a function cannot be saved: give its name")
+        for name in ("selector", "clusterer"):
+            if not isinstance(getattr(self, name), str):
+                raise ArgumentError(f"a `{name}` that is a function cannot be saved: give its name")
         values["paths"] = list(values["paths"])
         return values
 
@@ -227,9 +294,11 @@ _LEAST = {
     "window": 1,
     "sinks": 0,
     "request_cost": 0,
+    "max_overhead": 1,
     "max_size": 1,
     "max_replicas": 1,
     "min_activation": 1,
+    "max_index_bytes": 0,
     "profile_queries": 1,
     "block": 1,
     "code_bytes": 1,
@@ -237,4 +306,16 @@ _LEAST = {
     "recall_every": 0,
     "timeout": 1e-3,
 }
-_FRACTIONAL = {"request_cost", "timeout"}
+_FRACTIONAL = {"request_cost", "max_overhead", "timeout"}
+_OPTIONAL = {"request_cost", "code_bytes"}
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "layout": ("auto", "clusters", "sequence"),
+    "distance": ("jaccard", "conditional", "global"),
+    "cold": ("coded", "packed", "single"),
+    "heads": ("mean", "max", "union"),
+    "representative": ("medoid", "weighted_mean"),
+    "medoid_bits": (16, 4),
+    "code_bits": (8, 4),
+    "codec": ("none", "int8", "kivi4"),
+    "initial_fill": ("printed", "product", "none"),
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -12,9 +12,12 @@ from transformers.cache_utils import CacheLayerMixin
 from . import compat, ops, recall
 from .dense import accumulation_dtype, add_sink_logits, dense_attention
 from .errors import ArgumentError, StateError
-from .selectors import Selector, needs_medoids
+from .selectors import Selector
 from .sequence import Geometry, Sequence
 from .store import NOTHING, Store
+
+if TYPE_CHECKING:
+    from .profile import Profile
 
 DECODE_QUERIES = 32
 """Longest call that counts as decoding (assisted decoding checks several tokens at once)."""
@@ -32,6 +35,8 @@ class CacheState:
     """Tokens per sequence before the step that is under way."""
     reached: int = -1
     """Layer that the step under way has come to."""
+    profile: Profile | None = None
+    """Of the context that the cache will hold, by probe texts."""
 
 
 class _InferenceOnly(torch.autograd.Function):
@@ -294,18 +299,15 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                     "cache serves one model in one dtype; start a new cache"
                 )
             return
-        parts = self.store.config.code_bytes
-        if parts is not None and geometry.head_dim % parts:
-            raise ArgumentError(
-                f"`code_bytes` ({parts}) must divide the head size ({geometry.head_dim})"
-            )
+        self.store.config.code_size(geometry.head_dim)  # or an error before anything is stored
         self.store.set_entry_bytes(geometry.entry_bytes)
         self.rows = [
             Sequence(
                 self.store,
                 geometry,
                 f"layer {self.layer_idx} of sequence {number}",
-                medoids=needs_medoids(self.selector),
+                self.selector,
+                None if self.state.profile is None else self.state.profile.bits_for(self.layer_idx),
             )
             for number in range(self.batch)
         ]
@@ -373,9 +375,12 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             for _, keys, values in row.stream(past):
                 further = dense_attention(q, keys, values, causal=False, **how)
                 part = ops.merge_attention(*part, *further)
+        # Signatures know no soft cap, and tokens that this call hides are profiled all the same.
+        complete = softcap is None and visible is None
+        lse = part[1] if complete else None
         if sinks is not None:
             part = add_sink_logits(*part, sinks.detach().cpu())
-        row.ingest(k, v, q)
+        row.ingest(k, v, q, lse)
         return part[0]
 
     def _decode(
@@ -439,6 +444,11 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                     ids, slots = row.shown(*read, visible)
                     part = ops.merge_attention(*part, *attend([slots] * count, False))
                     fetched.append(ids)
+            if row.stored.means is not None:
+                estimate = row.estimate(
+                    row.stored.means, scaled, torch.cat(fetched), visible, softcap
+                )
+                part = ops.merge_attention(*part, *estimate)
             if self.state.sampling and visible is None:
                 masses = recall.fetched_and_best_mass(row, scaled, torch.cat(fetched), budget)
                 self.store.meter.add_recall(*masses)

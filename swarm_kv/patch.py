@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import compat, selectors
+from . import clusterers, compat, selectors
 from .cache import ATTENTION_NAME, SwarmCache, check_dram, full_attention_layers
 from .config import SwarmConfig
 from .errors import ArgumentError, StateError
 from .meter import Stats
 from .store import Store
+
+if TYPE_CHECKING:
+    from .profile import Profile
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +36,15 @@ class Swarm:
         self.store = Store(config)
         self._undo: list[Callable[[], Any]] = []
 
-    def new_cache(self) -> SwarmCache:
-        """An empty cache in this store, to pass to a call and to keep across calls."""
-        return SwarmCache(self.model.config, store=self.store, dtype=self.model.dtype)
+    def new_cache(self, profile: Profile | None = None) -> SwarmCache:
+        """An empty cache in this store, to pass to a call and to keep across calls.
+
+        Args:
+            profile: of the context that it will hold, see `SwarmCache`.
+        """
+        return SwarmCache(
+            self.model.config, store=self.store, dtype=self.model.dtype, profile=profile
+        )
 
     def stats(self) -> Stats:
         """Bytes, requests, rates and memory; see `Stats`."""
@@ -110,6 +119,7 @@ def patch(model: Any, config: SwarmConfig) -> Swarm:
     if reason is not None:
         raise ArgumentError(f"`{type(model).__name__}` cannot be patched: {reason}")
     selectors.resolve(config.selector)
+    clusterers.resolve(config.clusterer)
     check_dram(model.config, config, model.dtype)
     before = compat.attention_name(model)
     swarm = Swarm(model, config)

@@ -15,18 +15,25 @@ from collections.abc import Iterator
 
 import torch
 
-from . import ops
-from .codes import train
+from .codes import retrain, train
 from .config import SwarmConfig
+from .dense import accumulation_dtype
 from .errors import CapacityError
 from .index import Index, build, sequence_blocks
+from .layout import Layout, Problem, Queries, choose, in_sequence
+from .means import ClusterMeans
+from .medoids import Medoids
+from .selectors import Selector, needs_medoids
 from .store import NOTHING, IndexCharge, Segment, Store, Window
-from .store_ops import gather_entries
+from .store_ops import gather_entries, stored_entry_bytes
 
 logger = logging.getLogger(__name__)
 
 MIN_TRAINING = 128
 """Keys below which codes are not worth training anew."""
+MEANS_BLOCK = 64
+"""Neighbours that share a mean key and value: 2 % of the entries' memory. Means per cluster lower
+the error further, but clusters are so small that they take a quarter to a half of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Profile:
     segment: Segment
     positions: torch.Tensor
     """int64 [queries]: each query's own token, in the sequence's numbering."""
+    lse: torch.Tensor | None
+    """float32 [heads, queries], see `layout.Queries`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +79,8 @@ class Stored:
     index: Index
     charges: tuple[IndexCharge, ...]
     profile: Profile | None = None
+    means: ClusterMeans | None = None
+    """Stand in for what a step does not read, with `estimate_unfetched`."""
 
     @property
     def entries(self) -> int:
@@ -84,9 +95,19 @@ class Sequence:
         store: where they lie.
         geometry: shape of an entry.
         label: names the layer and sequence in errors.
+        selector: what decoding steps choose entries with; layouts are judged by it.
+        probes: int64 [tokens, words], signatures of the first tokens by queries of probe texts,
+            which count beside those of the prefill.
     """
 
-    def __init__(self, store: Store, geometry: Geometry, label: str, *, medoids: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        geometry: Geometry,
+        label: str,
+        selector: Selector,
+        probes: torch.Tensor | None = None,
+    ) -> None:
         self.store = store
         self.geometry = geometry
         self.label = label
@@ -94,7 +115,9 @@ class Sequence:
         self.stored: Stored | None = None
         self.limit = 0
         self.window = Window(store)
-        self._medoids = medoids
+        self.selector = selector
+        self.probes = probes
+        self._medoids = needs_medoids(selector)
 
     @property
     def config(self) -> SwarmConfig:
@@ -106,7 +129,7 @@ class Sequence:
 
     def fork(self) -> Sequence:
         """A sequence with the same entries that grows on its own; nothing is copied."""
-        other = Sequence(self.store, self.geometry, self.label, medoids=self._medoids)
+        other = Sequence(self.store, self.geometry, self.label, self.selector, self.probes)
         other.sinks, other.window = self.sinks.fork(), self.window.fork()
         other.stored, other.limit = self.stored, self.limit
         return other
@@ -141,6 +164,36 @@ class Sequence:
             return ids, slots
         keep = visible[ids + len(self.sinks)]
         return ids[keep], slots[keep]
+
+    def estimate(
+        self,
+        means: ClusterMeans,
+        query: torch.Tensor,
+        fetched: torch.Tensor,
+        visible: torch.Tensor | None,
+        softcap: float | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention to the stored entries that were not `fetched`, by the means of their groups.
+
+        Args:
+            means: of the stored entries.
+            query: [heads, queries, head_dim], scaled.
+            fetched: int64 numbers of stored entries.
+            visible: see `shown`.
+            softcap: see `ops.sparse_attention`.
+
+        Returns:
+            out [queries, heads, head_dim] and lse [queries, heads], in the accumulation dtype.
+        """
+        passed_over = torch.zeros(means.group_of.numel(), dtype=torch.bool)
+        passed_over[fetched] = True
+        passed_over[self.limit :] = True
+        if visible is not None:
+            first = len(self.sinks)
+            passed_over[: self.limit] |= ~visible[first : first + self.limit]
+        out, lse = means.estimate(query, passed_over.nonzero()[:, 0], softcap)
+        dtype = accumulation_dtype(self.geometry.dtype)
+        return out.transpose(0, 1).to(dtype).contiguous(), lse.T.to(dtype).contiguous()
 
     def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, n, head_dim] of slots, copied out of the pool."""
@@ -192,13 +245,17 @@ class Sequence:
         self.sinks.append(k[:, :first], v[:, :first])
         return k[:, first:], v[:, first:]
 
-    def ingest(self, k: torch.Tensor, v: torch.Tensor, q: torch.Tensor) -> None:
+    def ingest(
+        self, k: torch.Tensor, v: torch.Tensor, q: torch.Tensor, lse: torch.Tensor | None = None
+    ) -> None:
         """Add a prefill chunk: the newest entries stay in the window, the others go to the drives.
 
         Args:
             k, v: [kv_heads, n, head_dim].
             q: [heads, n, head_dim], not scaled: the chunk's queries, whose last ones are the
-                profile (DESIGN D2: a context is profiled by its own queries).
+                profile (a context is profiled by its own queries).
+            lse: [heads, n], log-sum-exp of the chunk's scores, which attention knows anyway;
+                computed again where it is needed, if not given.
         """
         before = len(self)
         fresh_k, fresh_v = self._fill_sinks(k, v)
@@ -208,17 +265,20 @@ class Sequence:
             return
         old_k, old_v = self.gather(self.window.slots)
         fresh_k, fresh_v = torch.cat([old_k, fresh_k], 1), torch.cat([old_v, fresh_v], 1)
-        queries = q[:, -self.config.profile_queries :]
-        positions = torch.arange(before + q.shape[1] - queries.shape[1], before + q.shape[1])
+        last = slice(-self.config.profile_queries, None)
+        queries = Queries(
+            q[:, last],
+            torch.arange(before, before + q.shape[1])[last],
+            None if lse is None else lse[:, last].float(),
+        )
         leave_k, leave_v = fresh_k[:, :leaving], fresh_v[:, :leaving]
         if self.stored is None:
             # The chunk is the whole context so far: cluster it by its own queries at once.
             head = self.gather(self.sinks.slots)[0]
             all_keys = torch.cat([head, fresh_k], dim=1)
-            clusters = self._cluster(all_keys, queries, positions, leaving)
-            self._write_first(leave_k, leave_v, *clusters)
+            self._write_first(leave_k, leave_v, all_keys, queries)
         else:
-            self._write(leave_k, leave_v, self._save_profile(queries, positions))
+            self._write(leave_k, leave_v, self._save_profile(queries))
         self.window.drop_oldest(len(self.window))
         self.window.append(fresh_k[:, leaving:], fresh_v[:, leaving:])
 
@@ -268,16 +328,15 @@ class Sequence:
             self.stored = dataclasses.replace(stored, profile=None)
             return
         keys, values = self.read_all()
-        if stored.profile is None:
-            clusters = sequence_blocks(self.limit, self.config.block)
-        else:
-            queries, positions = self._load_profile(stored.profile)
-            head, tail = self.gather(self.sinks.slots)[0], self.gather(self.window.slots)[0]
-            seen = torch.cat([head, keys, tail], dim=1)
-            kept = positions < seen.shape[1]  # cropped tokens took their queries with them
-            clusters = self._cluster(seen, queries[:, kept], positions[kept], self.limit)
+        head, tail = self.gather(self.sinks.slots)[0], self.gather(self.window.slots)[0]
+        seen = torch.cat([head, keys, tail], dim=1)
+        queries = None
+        if stored.profile is not None:
+            queries = self._load_profile(stored.profile)
+            # Cropped tokens took their queries with them.
+            queries = queries.pick(queries.positions < seen.shape[1])
         working.release()
-        self._write_first(keys, values, *clusters)  # the old copy stays until this one is complete
+        self._write_first(keys, values, seen, queries)  # the old copy stays until this is complete
 
     def recode(self) -> None:
         """Train the codes on the keys of today; nothing is written."""
@@ -290,72 +349,131 @@ class Sequence:
             return
         keys, _ = self.read_all()
         working.release()
-        codebook = train(keys, self.config.code_parts(self.geometry.head_dim))
+        codebook = retrain(stored.index.codebook, keys)
         codes = dataclasses.replace(stored.index, codebook=codebook, codes=codebook.encode(keys))
         self.stored = dataclasses.replace(stored, index=codes)
-
-    def _cluster(
-        self, keys: torch.Tensor, queries: torch.Tensor, positions: torch.Tensor, stored: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Clusters of the entries that follow the sinks among `keys` [kv_heads, all, head_dim]."""
-        config = self.config
-        if queries.shape[1] == 0:
-            return sequence_blocks(stored, config.block)
-        sinks = len(self.sinks)
-        bits = ops.activation_signatures(
-            queries,
-            keys,
-            positions,
-            config.sparsity,
-            config.window,
-            sinks,
-            self.geometry.scale,
-        )[sinks : sinks + stored]
-        return ops.cluster(
-            bits, config.tau, config.max_size, config.max_replicas, config.min_activation
-        )
 
     def _write(self, k: torch.Tensor, v: torch.Tensor, profile: Profile | None) -> None:
         if self.stored is not None and self.limit < self.stored.entries:
             self.relay()  # what a crop left behind must not come back into reach
         if self.stored is None:
-            self._write_first(k, v, *sequence_blocks(k.shape[1], self.config.block))
+            self._write_first(k, v, k, None)
         else:
             self._write_more(self.stored, k, v, profile)
 
     def _write_first(
-        self, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, members: torch.Tensor
+        self, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, queries: Queries | None
     ) -> None:
-        codebook = train(k, self.config.code_parts(self.geometry.head_dim))
-        index = build(codebook, k, offsets, members, self._medoids)
-        charge = IndexCharge(self.store, index.nbytes())
-        segment = self.store.write(k, v, offsets, members, self.label)
-        self.stored = Stored((segment,), index, (charge,))
+        """Write all stored entries anew, in the layout that `queries` ask for.
+
+        Args:
+            k, v: [kv_heads, n, head_dim].
+            seen: [kv_heads, tokens, head_dim]: keys that the queries see, sinks first, `k` next.
+            queries: the profile, or None for token order.
+        """
+        shape, config = self.geometry, self.config
+        stored_bytes = stored_entry_bytes(k, config.codec)
+        codebook = train(
+            k,
+            config.code_size(shape.head_dim),
+            None if queries is None else queries.q,
+            config.code_bits,
+        )
+        plain = in_sequence(k.shape[1], config.block)
+        by_codes = build(
+            codebook,
+            k,
+            plain.offsets,
+            plain.members,
+            medoids=False,
+            request_cost=config.entry_request_cost(stored_bytes),
+        )
+        layout = plain
+        if queries is not None:
+            layout = choose(
+                Problem(
+                    keys=seen,
+                    sinks=len(self.sinks),
+                    entries=k.shape[1],
+                    queries=queries,
+                    scale=shape.scale,
+                    stored_bytes=stored_bytes,
+                    index=lambda layout: self._indexed(by_codes, k, layout),
+                    selector=self.selector,
+                    probes=self._probes_of_stored(k.shape[1]),
+                ),
+                config,
+            )
+        index = self._indexed(by_codes, k, layout)
+        means = None
+        if config.estimate_unfetched:
+            means = ClusterMeans.build(k, v, *sequence_blocks(k.shape[1], MEANS_BLOCK))
+        lists = layout.offsets.nbytes + layout.members.nbytes  # the store holds and counts them
+        charge = IndexCharge(self.store, index.nbytes() - lists + (means.nbytes if means else 0))
+        segment = self.store.write(
+            k,
+            v,
+            layout.offsets,
+            layout.members,
+            self.label,
+            layout.activations,
+            config.initial_fill,
+            layout.queries,
+            config.codec,
+        )
+        index = index.laid_out(*self.store.clusters(segment), index.medoids)
+        self.stored = Stored((segment,), index, (charge,), None, means)
         self.limit = k.shape[1]
+
+    def _probes_of_stored(self, entries: int) -> torch.Tensor | None:
+        if self.probes is None:
+            return None
+        rows = self.probes[len(self.sinks) :][:entries]
+        return torch.nn.functional.pad(rows, (0, 0, 0, entries - rows.shape[0]))
+
+    def _indexed(self, by_codes: Index, keys: torch.Tensor, layout: Layout) -> Index:
+        medoids = None
+        if self._medoids:
+            medoids = Medoids.build(
+                keys,
+                layout.offsets,
+                layout.members,
+                layout.activations,
+                self.config.representative,
+                self.config.medoid_bits,
+            )
+        return by_codes.laid_out(layout.offsets, layout.members, medoids)
 
     def _write_more(
         self, stored: Stored, k: torch.Tensor, v: torch.Tensor, profile: Profile | None
     ) -> None:
-        offsets, members = sequence_blocks(k.shape[1], self.config.block)
-        index = stored.index.grown(k, offsets, members, self._medoids)
-        charge = IndexCharge(self.store, index.nbytes() - stored.index.nbytes())
-        segment = self.store.write(k, v, offsets, members, self.label)
-        self.stored = Stored((*stored.segments, segment), index, (*stored.charges, charge), profile)
+        lists = sequence_blocks(k.shape[1], self.config.block)
+        index = stored.index.grown(k, *lists, self._medoids)
+        means = stored.means
+        if means is not None:
+            means = means.grown(k, v, *sequence_blocks(k.shape[1], MEANS_BLOCK))
+        total = index.nbytes() + (means.nbytes if means else 0)
+        more = total - sum(charge.size for charge in stored.charges)
+        charge = IndexCharge(self.store, more)
+        segment = self.store.write(k, v, *lists, self.label, codec=self.config.codec)
+        self.stored = Stored(
+            (*stored.segments, segment), index, (*stored.charges, charge), profile, means
+        )
         self.limit = self.stored.entries
 
-    def _save_profile(self, queries: torch.Tensor, positions: torch.Tensor) -> Profile:
+    def _save_profile(self, queries: Queries) -> Profile:
         shape = self.geometry
-        if queries.shape[1] % 2:
-            queries, positions = queries[:, 1:], positions[1:]
-        rows = queries.reshape(shape.kv_heads, -1, shape.head_dim).to(shape.dtype)
+        if len(queries) % 2:
+            queries = queries.pick(torch.arange(1, len(queries)))
+        rows = queries.q.reshape(shape.kv_heads, -1, shape.head_dim).to(shape.dtype)
         half = rows.shape[1] // 2
         clusters = sequence_blocks(half, half or 1)
         segment = self.store.write(
             rows[:, :half], rows[:, half:], *clusters, f"{self.label} profile"
         )
-        return Profile(segment, positions)
+        return Profile(segment, queries.positions, queries.lse)
 
-    def _load_profile(self, profile: Profile) -> tuple[torch.Tensor, torch.Tensor]:
+    def _load_profile(self, profile: Profile) -> Queries:
         half = profile.segment.entries
         shape = self.geometry
         rows = torch.empty(shape.kv_heads, 2 * half, shape.head_dim, dtype=shape.dtype)
@@ -366,7 +484,8 @@ class Sequence:
             for ids, slots in fetch.rounds():
                 k, v = self.gather(slots)
                 rows[:, ids], rows[:, ids + half] = k, v
-        return rows.reshape(shape.heads, -1, shape.head_dim), profile.positions
+        q = rows.reshape(shape.heads, -1, shape.head_dim)
+        return Queries(q, profile.positions, profile.lse)
 
     # ---- shrinking
 

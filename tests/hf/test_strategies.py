@@ -8,13 +8,19 @@ import pytest
 import torch
 
 import swarm_kv
-from swarm_kv import selectors
+from swarm_kv import clusterers, selectors
 from tests.hf.test_equivalence import settings, teacher_forced
 
 CHOICES = [
     *[("selector", name) for name in selectors.names()],
     *[("router", name) for name in ("swarm", "static")],
-    *[("placement", name) for name in ("round_robin", "fixed_start", "sequential")],
+    *[("placement", name) for name in ("round_robin", "fixed_start", "sequential", "weighted")],
+    *[("clusterer", name) for name in clusterers.names()],
+    *[("layout", name) for name in ("clusters", "sequence")],
+    *[("cold", name) for name in ("packed", "single")],
+    *[("heads", name) for name in ("max", "union")],
+    *[("initial_fill", name) for name in ("product", "none")],
+    *[("code_bits", 8), ("tau", 0.6), ("estimate_unfetched", True)],
     *[("cache_policy", name) for name in ("decayed_frequency", "lru")],
     *[("engine", name) for name in ("io_uring", "threads", "memory", "simulated")],
     ("shared_ring", False),
@@ -42,13 +48,34 @@ def test_exact_at_full_sparsity_and_close_below(
     choice = {setting: value}
     with swarm_kv.patch(model, settings(drives, **choice)):
         assert (teacher_forced(model, ids, mask) - expected).abs().max() < 1e-9
-    with swarm_kv.patch(model, settings(drives, sparsity=0.5, **choice)) as swarm:
+    # An empty cache to begin with, or it would hold all of so short a context; and what a request
+    # costs with entries of 4 KiB, or half a KiB would make it a dozen entries, and runs as long.
+    sparse = {"sparsity": 0.5, "initial_fill": "none", "request_cost": 1.5}
+    with swarm_kv.patch(model, settings(drives, **{**sparse, **choice})) as swarm:
         got = teacher_forced(model, ids, mask)
-        assert swarm.stats().bytes_per_step > 0
+        assert swarm.stats().bytes_per_step > 0 or setting == "initial_fill"
     decoded = slice(200, None)
     error = (got - expected)[decoded].norm() / expected[decoded].norm()
     assert 0 < error < 0.6  # random weights: nothing is as sparse as in a trained model
     assert torch.equal(got[:200], expected[:200])  # prefill is exact whatever the sparsity
+
+
+@pytest.mark.parametrize(("codec", "worst"), [("int8", 0.02), ("kivi4", 0.3)])
+def test_codecs_lose_little_and_shrink_what_is_stored(
+    codec: str, worst: float, ids: torch.Tensor, drives: list[str], tiny_model: Any
+) -> None:
+    model, mask = tiny_model("qwen3"), torch.ones_like(ids)
+    expected = teacher_forced(model, ids, mask)
+    stored = {}
+    for name in ("none", codec):
+        # Nothing cached to begin with: what the cache starts with was never coded.
+        config = settings(drives, codec=name, initial_fill="none", layout="sequence")
+        with swarm_kv.patch(model, config) as swarm:
+            got = teacher_forced(model, ids, mask)
+            stored[name] = swarm.stats().written_bytes
+    error = (got - expected)[200:].norm() / expected[200:].norm()
+    assert 0 < error < worst
+    assert stored[codec] < stored["none"] / 3  # float64 entries
 
 
 def test_recall_tells_selectors_from_a_function_that_does_not_look(
@@ -56,8 +83,8 @@ def test_recall_tells_selectors_from_a_function_that_does_not_look(
 ) -> None:
     model, mask = tiny_model("qwen3"), torch.ones_like(ids)
 
-    def recall(selector: Any) -> float:
-        config = settings(drives, sparsity=0.2, selector=selector, recall_every=1)
+    def recall(selector: Any, **more: Any) -> float:
+        config = settings(drives, sparsity=0.2, selector=selector, recall_every=1, **more)
         with swarm_kv.patch(model, config) as swarm:
             teacher_forced(model, ids, mask)
             stats = swarm.stats()
@@ -65,7 +92,9 @@ def test_recall_tells_selectors_from_a_function_that_does_not_look(
         assert stats.recall is not None
         return stats.recall
 
-    # Random weights activate hardly anything together, so whole clusters bring little here.
-    assert recall("codes") > 0.99
-    assert recall("two_level") > 0.75
+    assert recall("codes", code_bits=8) > 0.99
+    assert recall("codes") > 0.9
+    assert recall("two_level") > 0.9
+    # Random weights activate hardly anything together, so runs bring little here.
+    assert recall("interval", request_cost=1.5) > 0.75
     assert recall(first) < 0.7

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from swarm_kv import ops
+from swarm_kv import ops, selectors
 from swarm_kv.errors import CapacityError
 from swarm_kv.reference import unpack_bits
 from swarm_kv.sequence import Geometry, Sequence
@@ -57,7 +57,14 @@ def signatures(draw: st.DrawFn) -> Tensor:
 def test_clusters(
     bits: Tensor, tau: float, max_size: int, max_replicas: int, min_activation: int
 ) -> None:
-    offsets, members = ops.cluster(bits, tau, max_size, max_replicas, min_activation)
+    offsets, members = ops.cluster(
+        bits,
+        tau=tau,
+        max_size=max_size,
+        max_replicas=max_replicas,
+        min_activation=min_activation,
+        cold="single",
+    )
     entries = len(bits)
     bounds = itertools.pairwise(offsets.tolist())
     clusters = [members[first:last].tolist() for first, last in bounds]
@@ -83,18 +90,21 @@ def test_clusters(
 
 
 @st.composite
-def cluster_lists(draw: st.DrawFn, entries: int) -> list[list[int]]:
-    """Clusters that hold every one of `entries` entries, some several times."""
+def cluster_lists(draw: st.DrawFn, entries: int) -> tuple[list[list[int]], list[int]]:
+    """Clusters that hold some of `entries` entries, some several times, and the loose others."""
     order = draw(st.permutations(range(entries)))
-    cuts = sorted(draw(st.sets(st.integers(1, max(1, entries - 1)), max_size=8)))
-    bounds = [0, *(cut for cut in cuts if cut < entries), entries]
-    clusters = [list(order[a:b]) for a, b in itertools.pairwise(bounds)]
-    more = st.lists(st.integers(0, entries - 1), unique=True, min_size=1, max_size=6)
-    return clusters + draw(st.lists(more, max_size=4))
+    clustered = draw(st.integers(0, entries))
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, clustered - 1)), max_size=8)))
+    bounds = [0, *(cut for cut in cuts if cut < clustered), clustered]
+    clusters = [list(order[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
+    if clusters:
+        more = st.lists(st.sampled_from(order[:clustered]), unique=True, min_size=1, max_size=6)
+        clusters += draw(st.lists(more, max_size=4))
+    return clusters, list(order[clustered:])
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> list[list[list[int]]]:
+def layers(draw: st.DrawFn) -> list[tuple[list[list[int]], list[int]]]:
     sizes = draw(st.lists(st.integers(1, 60), min_size=1, max_size=3))
     return [draw(cluster_lists(size)) for size in sizes]
 
@@ -105,11 +115,11 @@ def layers(draw: st.DrawFn) -> list[list[list[int]]]:
     dim=st.integers(1, 40),
     seed=st.integers(0, 1000),
     steps=st.lists(st.data(), min_size=1, max_size=4),
-    placement=st.sampled_from(["round_robin", "fixed_start", "sequential"]),
+    placement=st.sampled_from(["round_robin", "fixed_start", "sequential", "weighted"]),
     staging=st.sampled_from([48 << 10, 1 << 20]),
 )
 def test_a_fetch_is_a_union(
-    layer: list[list[list[int]]],
+    layer: list[tuple[list[list[int]], list[int]]],
     dim: int,
     seed: int,
     steps: list[Any],
@@ -118,19 +128,23 @@ def test_a_fetch_is_a_union(
 ) -> None:
     """Several in a row, so that later ones find part of what they want in the cluster cache."""
     store = open_store(DRIVES, engine="memory", placement=placement, staging_bytes=staging)
-    sizes = [1 + max(itertools.chain(*clusters)) for clusters in layer]
+    sizes = [1 + max(itertools.chain(*clusters, loose)) for clusters, loose in layer]
     parts = [Data.random(size, 2, dim, seed=seed + i) for i, size in enumerate(sizes)]
     segments = tuple(
-        part.write(store, pack(clusters)) for part, clusters in zip(parts, layer, strict=True)
+        part.write(store, pack(*lists)) for part, lists in zip(parts, layer, strict=True)
     )
     rows = torch.cat([part.rows() for part in parts])
     numbered: list[set[int]] = []  # the model: each cluster as a set of numbers through the layer
     base = 0
-    for part, clusters in zip(parts, layer, strict=True):
+    for part, (clusters, _) in zip(parts, layer, strict=True):
         numbered += [{base + entry for entry in cluster} for cluster in clusters]
         base += part.entries
     for step in steps:
-        clusters = step.draw(st.lists(st.integers(0, len(numbered) - 1), max_size=6))
+        clusters = (
+            step.draw(st.lists(st.sampled_from(range(len(numbered))), max_size=6))
+            if numbered
+            else []
+        )
         entries = step.draw(st.lists(st.integers(0, base - 1), max_size=8))
         limit = step.draw(st.integers(0, base + 2))
         purpose = step.draw(st.sampled_from(["decode", "stream"]))
@@ -168,9 +182,21 @@ class SequenceMachine(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 1000),
         replicas=st.integers(1, 3),
-        medoids=st.booleans(),
+        selector=st.sampled_from(["interval", "medoid"]),
+        layout=st.sampled_from(["auto", "clusters", "sequence"]),
+        clusterer=st.sampled_from(["hypergraph", "swarm"]),
+        estimate=st.booleans(),
     )
-    def start(self, seed: int, replicas: int, medoids: bool, dram: str = "4MiB") -> None:
+    def start(
+        self,
+        seed: int,
+        replicas: int,
+        selector: str,
+        dram: str = "4MiB",
+        layout: str = "auto",
+        clusterer: str = "hypergraph",
+        estimate: bool = False,
+    ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.store = open_store(
             DRIVES,
@@ -185,10 +211,15 @@ class SequenceMachine(RuleBasedStateMachine):
             min_activation=1,
             max_replicas=replicas,
             sparsity=0.3,
+            layout=layout,
+            clusterer=clusterer,
+            max_overhead=replicas,
+            estimate_unfetched=estimate,
         )
         self.keys = torch.empty(2, 0, 8)
         self.values = torch.empty(2, 0, 8)
-        self.pairs = [Pair(Sequence(self.store, GEOMETRY, "layer 0", medoids=medoids), [])]
+        chosen = selectors.resolve(selector)
+        self.pairs = [Pair(Sequence(self.store, GEOMETRY, "layer 0", chosen), [])]
         self.at_start = self.held()
 
     def held(self) -> dict[str, Any]:
@@ -307,6 +338,10 @@ class SequenceMachine(RuleBasedStateMachine):
             clusters = sum(segment.clusters for segment in stored.segments)
             assert clusters == len(stored.index.offsets) - 1
             assert 0 < pair.sequence.limit <= stored.entries
+            assert (stored.index.medoids is None) == (pair.sequence.selector is selectors.interval)
+            assert (stored.means is not None) == self.store.config.estimate_unfetched
+            if stored.means is not None:
+                assert stored.means.sizes.sum() == stored.means.group_of.numel() == stored.entries
 
     def teardown(self) -> None:
         if hasattr(self, "pairs"):
@@ -322,7 +357,7 @@ TestSequences.settings = settings(QUICK, max_examples=40, stateful_step_count=30
 
 def test_the_model_would_notice_a_lost_token() -> None:
     machine = SequenceMachine()
-    machine.start(0, 2, False)
+    machine.start(0, 2, "interval")
     pair = machine.pairs[0]
     pair.sequence.ingest(*machine.grow(pair, 20), torch.randn(4, 20, 8))
     machine.entries_are_the_models()
@@ -337,7 +372,7 @@ def test_the_model_would_notice_a_lost_token() -> None:
 def test_nothing_is_left_where_the_budget_ends() -> None:
     """Growing until `dram_bytes` refuses keeps what was there, and gives everything back."""
     machine = SequenceMachine()
-    machine.start(0, 2, True, "256KiB")
+    machine.start(0, 2, "medoid", "256KiB")
     tokens: list[int] = []
 
     def grow() -> None:
