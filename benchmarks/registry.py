@@ -26,5 +26,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "accuracy": Benchmark(
         "benchmarks.accuracy", "perplexity, KL and pass keys against full attention"
     ),
+    "offline": Benchmark(
+        "benchmarks.offline", "profiling, clustering, layouts, selection and codecs"
+    ),
     "rings": Benchmark("benchmarks.rings", "one io_uring for all drives against one per drive"),
 }

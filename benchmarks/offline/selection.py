@@ -1,0 +1,89 @@
+"""Table 4 of the paper: time to select and bytes of the index, against scoring every key."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+HEADS, KV_HEADS, DIM = 64, 8, 128  # Qwen3-32B
+MEMBERS = 12
+"""Entries per cluster and copy: the paper's index has one medoid per 10, with replicas."""
+COPIES = 1.4
+
+Way = Callable[[], Any]
+
+
+def ratio(slow: list[float], fast: list[float]) -> float:
+    """Of the medians."""
+    return statistics.median(slow) / statistics.median(fast)
+
+
+def random_clusters(entries: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Clusters of MEMBERS, every entry in one, some in more."""
+    more = torch.randint(entries, (int((COPIES - 1) * entries),), generator=random)
+    members = torch.cat([torch.randperm(entries, generator=random), more]).int()
+    offsets = torch.arange(0, members.numel() + MEMBERS, MEMBERS).clamp(max=members.numel())
+    return offsets.int(), members
+
+
+def ways(entries: int, random: torch.Generator) -> tuple[dict[str, Way], dict[str, int]]:
+    """Ways to choose a tenth of `entries`, and the bytes of each one's index."""
+    from swarm_kv import ops
+    from swarm_kv.medoids import Medoids
+
+    budget = entries // 10
+    query = torch.randn(HEADS, 1, DIM, generator=random) * DIM**-0.5
+    keys = torch.empty(KV_HEADS, entries, DIM, dtype=torch.float16)
+    for head in range(KV_HEADS):
+        keys[head] = torch.randn(entries, DIM, generator=random).half()
+    lists = random_clusters(entries, random)
+    full = Medoids.build(keys, *lists)
+    coarse = Medoids.build(keys, *lists, bits=4)
+    parts = DIM // 4
+    codebooks = torch.randn(KV_HEADS, parts, 16, DIM // parts, generator=random)
+    codes = torch.randint(256, (KV_HEADS, parts // 2, entries), generator=random, dtype=torch.uint8)
+    order = torch.randperm(entries, generator=random).int()
+
+    def by_medoids(medoids: Medoids) -> Way:
+        return lambda: ops.select_clusters(medoids.score(query), *lists, budget)
+
+    def by_codes() -> torch.Tensor:
+        return ops.score_packed_codes(query, codebooks, codes, 1.0)
+
+    list_bytes = sum(t.nbytes for t in lists)
+    code_bytes = codes.nbytes + codebooks.nbytes
+    return {
+        "all keys": lambda: torch.topk(ops.score_clusters(query, keys, 1.0), budget, sorted=False),
+        "medoids": by_medoids(full),
+        "medoids of 4 bits": by_medoids(coarse),
+        "intervals by codes": lambda: ops.select_intervals(by_codes(), order, budget, 1.5),
+        "two_level by codes": lambda: ops.select_two_level(by_codes(), *lists, budget, 1.5, 0.3),
+    }, {
+        "all keys": keys.nbytes,
+        "medoids": full.nbytes + list_bytes,
+        "medoids of 4 bits": coarse.nbytes + list_bytes,
+        "intervals by codes": code_bytes + order.nbytes,
+        "two_level by codes": code_bytes + list_bytes,
+    }
+
+
+def rows(lengths: tuple[int, ...], repeats: int, seed: int) -> list[dict[str, Any]]:
+    """Per length: seconds of each way to choose a tenth of the entries, and index bytes."""
+    random = torch.Generator().manual_seed(seed)
+    table = []
+    for entries in lengths:
+        work, held = ways(entries, random)
+        seconds: dict[str, list[float]] = {name: [] for name in work}
+        for turn in range(repeats + 1):
+            # In turn, so that a busy moment of the machine meets all of them.
+            for name, choose in work.items():
+                begin = time.perf_counter()
+                choose()
+                if turn > 0:
+                    seconds[name].append(time.perf_counter() - begin)
+        table.append({"entries": entries, "seconds": seconds, "index_bytes": held})
+    return table
