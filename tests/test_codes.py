@@ -115,3 +115,36 @@ def test_errors() -> None:
     with pytest.raises(ArgumentError, match=r"parts of 4 bits, which must divide the head size"):
         codes.train(keys, 4, bits=4)
     codes.train(keys, 4)
+
+
+def test_no_query_is_as_none() -> None:
+    """Such as where a crop took the profile along: the mean of none is not a number."""
+    keys, queries = skewed()
+    empty, without = codes.train(keys, 4, queries[:, :0]), codes.train(keys, 4)
+    assert torch.equal(empty.turn, without.turn)
+    assert torch.equal(empty.centroids, without.centroids)
+    assert not torch.equal(codes.train(keys, 4, queries).turn, without.turn)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1.1e15])
+def test_numbers_that_faiss_cannot_take(value: float) -> None:
+    """Distances that overflow end the process."""
+    keys, queries = skewed()
+    book = codes.train(keys, 4, queries)
+    bad_keys, bad_queries = keys.clone(), queries.clone()
+    bad_keys[1, 7, 3] = bad_queries[1, 7, 3] = value
+    with pytest.raises(ArgumentError, match=r"keys must be finite and at most 1e\+15, got"):
+        codes.train(bad_keys, 4, queries)
+    with pytest.raises(ArgumentError, match=r"keys must be finite and at most 1e\+15, got"):
+        codes.retrain(book, bad_keys)
+    with pytest.raises(ArgumentError, match=r"queries must be finite and at most 1e\+15, got"):
+        codes.train(keys, 4, bad_queries)
+
+
+@pytest.mark.parametrize("bits", codes.BITS)
+def test_the_largest_numbers(bits: int) -> None:
+    keys, queries = skewed()
+    keys[:, :100], queries[:, 5] = codes.LARGEST, -codes.LARGEST
+    book = codes.train(keys, 4, queries, bits)
+    assert book.centroids.isfinite().all()
+    assert codes.retrain(book, keys).centroids.isfinite().all()

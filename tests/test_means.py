@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from swarm_kv import index, means, ops
+from swarm_kv.dense import dense_attention
 from swarm_kv.means import ClusterMeans
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -22,6 +23,10 @@ def attend(
     return scores.softmax(-1) @ values.repeat_interleave(group, 0), scores.logsumexp(-1)
 
 
+def queries(count: int) -> torch.Tensor:
+    return torch.randn(HEADS, count, DIM, generator=torch.Generator().manual_seed(1))
+
+
 def topics(count: int, spread: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs of four entries that are nearly alike."""
     generator = torch.Generator().manual_seed(0)
@@ -38,18 +43,32 @@ def test_groups_that_are_alike_are_estimated_exactly() -> None:
     keys, values = topics(80, 0.0)
     keys, values = keys.half().float(), values.half().float()
     built = ClusterMeans.build(keys, values, *index.sequence_blocks(80, 4))
-    query = torch.randn(HEADS, 3, DIM)
+    query = queries(3)
     out, lse = built.estimate(query, NOTHING)
     expected = attend(query, keys, values)
     torch.testing.assert_close(out, expected[0], rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(lse, expected[1], rtol=2e-3, atol=2e-3)
 
 
+def test_a_soft_cap_is_the_models() -> None:
+    """Its scores end at the cap, so that an estimate without one would drown what was fetched."""
+    keys, values = topics(80, 0.0)
+    keys, values = keys.half().float(), values.half().float()
+    built = ClusterMeans.build(keys, values, *index.sequence_blocks(80, 4))
+    query = 3 * queries(3)
+    expected = dense_attention(query, keys, values, scale=1.0, causal=False, softcap=2.0)
+    torch.testing.assert_close(
+        built.estimate(query, NOTHING, softcap=2.0), expected, rtol=2e-3, atol=2e-3
+    )
+    _, lse = built.estimate(query, NOTHING)
+    assert (lse > expected[1] + 1).all()
+
+
 def test_together_with_what_was_fetched() -> None:
     """Fetched entries are not counted again, nor forgotten ones left out."""
     keys, values = topics(80, 0.0)
     built = ClusterMeans.build(keys, values, *index.sequence_blocks(80, 4))
-    query = torch.randn(HEADS, 2, DIM)
+    query = queries(2)
     fetched = torch.tensor([0, 1, 2, 3, 9, 40, 43])
     part = attend(query, keys[:, fetched], values[:, fetched])
     out, lse = ops.merge_attention(*part, *built.estimate(query, fetched))
@@ -64,7 +83,7 @@ def test_together_with_what_was_fetched() -> None:
 def test_it_lowers_the_error() -> None:
     keys, values = topics(400, 0.5)
     built = ClusterMeans.build(keys, values, *index.sequence_blocks(400, 4))
-    query = torch.randn(HEADS, 1, DIM)
+    query = queries(16)
     best = torch.topk(ops.score_clusters(query, keys, 1.0), 40).indices
     part = attend(query, keys[:, best], values[:, best])
     merged, _ = ops.merge_attention(*part, *built.estimate(query, best))
@@ -82,7 +101,7 @@ def test_each_entry_counts_once() -> None:
     # 4, 0, 1 | 2, 3 | the third has nothing of its own | 64 loose ones | the last two
     assert built.sizes.tolist() == [3, 2, means.LOOSE_GROUP, 2]
     assert built.group_of[:6].tolist() == [0, 0, 1, 1, 0, 2]
-    out, lse = built.estimate(torch.randn(HEADS, 1, DIM), NOTHING)
+    out, lse = built.estimate(queries(1), NOTHING)
     torch.testing.assert_close(lse, torch.full_like(lse, entries).log())
     expected = values.mean(1).repeat_interleave(HEADS // KV_HEADS, 0)[:, None]
     torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)
@@ -91,7 +110,7 @@ def test_each_entry_counts_once() -> None:
 def test_everything_fetched() -> None:
     keys, values = topics(40, 1.0)
     built = ClusterMeans.build(keys, values, *index.sequence_blocks(40, 4))
-    query = torch.randn(HEADS, 2, DIM)
+    query = queries(2)
     out, lse = built.estimate(query, torch.arange(40))
     assert (out == 0).all()
     assert (lse == -torch.inf).all()
@@ -108,6 +127,6 @@ def test_growing(block: int) -> None:
     grown = built.grown(keys.flip(1), values.flip(1), *clusters)
     assert torch.equal(grown.group_of[40:], built.group_of + len(built.sizes))
     assert grown.nbytes == 2 * built.nbytes
-    query = torch.randn(HEADS, 1, DIM)
+    query = queries(1)
     _, lse = grown.estimate(query, torch.arange(40, 80))
     torch.testing.assert_close(lse, built.estimate(query, NOTHING)[1])

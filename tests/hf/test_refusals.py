@@ -201,6 +201,7 @@ def test_dram_bytes_below_the_minimum(
     ("setting", "known"),
     [
         ("selector", "two_level"),
+        ("clusterer", "hypergraph"),
         ("router", "swarm"),
         ("placement", "round_robin"),
         ("cache_policy", "lru"),
