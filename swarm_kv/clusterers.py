@@ -75,7 +75,7 @@ def _by_operator(
         config.max_size,
         config.max_replicas,
         config.min_activation,
-        config.cold,
+        "coded" if config.cold == "auto" else config.cold,
         config.block,
         config.max_index_bytes,
     )

@@ -87,7 +87,8 @@ class SwarmConfig:
             drives, replicas included, in multiples of its plain KV; clusterings above it are not
             considered.
         distance, max_size, max_replicas, min_activation, cold, max_index_bytes: clustering, see
-            `swarm_kv.ops.cluster`.
+            `swarm_kv.ops.cluster`. `cold="auto"` is `coded` for selectors that go by codes and
+            `packed` for others, which would never find what is in no cluster.
         heads (`str`, *optional*, defaults to "mean"): how query heads agree on what a query
             activates, see `swarm_kv.ops.activation_signatures`.
         representative (`str`, *optional*, defaults to "medoid"): the key that stands for a cluster:
@@ -143,7 +144,7 @@ class SwarmConfig:
     max_size: int = 64
     max_replicas: int = 3
     min_activation: int = 8
-    cold: str = "coded"
+    cold: str = "auto"
     max_index_bytes: int = 0
     heads: str = "mean"
     representative: str = "medoid"
@@ -311,7 +312,7 @@ _OPTIONAL = {"request_cost", "code_bytes"}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "layout": ("auto", "clusters", "sequence"),
     "distance": ("jaccard", "conditional", "global"),
-    "cold": ("coded", "packed", "single"),
+    "cold": ("auto", "coded", "packed", "single"),
     "heads": ("mean", "max", "union"),
     "representative": ("medoid", "weighted_mean"),
     "medoid_bits": (16, 4),

@@ -18,7 +18,7 @@ from . import clusterers, ops
 from .config import SwarmConfig
 from .errors import ArgumentError
 from .index import Index, members_of, sequence_blocks
-from .selectors import Selector
+from .selectors import Selector, needs_medoids
 from .simulate import simulate_selections
 
 TAUS = (0.45, 0.6, 0.75)
@@ -166,18 +166,20 @@ def _clustered(
         queries.lse,
         config.heads,
     )[stored]
+    count = len(queries)
     if problem.probes is not None:
         bits = torch.cat([bits, problem.probes], dim=1)
+        count += 64 * problem.probes.shape[1]
     activations = np.bitwise_count(bits.numpy().view(np.uint64)).sum(axis=1, dtype=np.int32)
     cluster = clusterers.resolve(config.clusterer)
+    if config.cold == "auto" and needs_medoids(problem.selector):
+        config = dataclasses.replace(config, cold="packed")
     with_radius = clusterers.has_radius(config.clusterer)
     layouts = []
     for tau in taus:
         lists = cluster(bits, problem.keys[:, stored], dataclasses.replace(config, tau=tau))
         radius = tau if with_radius else None
-        layouts.append(
-            Layout("clusters", *lists, radius, torch.from_numpy(activations), 64 * bits.shape[1])
-        )
+        layouts.append(Layout("clusters", *lists, radius, torch.from_numpy(activations), count))
     return layouts
 
 

@@ -174,7 +174,7 @@ def test_counts_are_whole(name: str, value: Any) -> None:
     [
         ("layout", ["auto", "clusters", "sequence"]),
         ("distance", ["jaccard", "conditional", "global"]),
-        ("cold", ["coded", "packed", "single"]),
+        ("cold", ["auto", "coded", "packed", "single"]),
         ("heads", ["mean", "max", "union"]),
         ("representative", ["medoid", "weighted_mean"]),
         ("medoid_bits", [16, 4]),

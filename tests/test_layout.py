@@ -407,3 +407,12 @@ def test_a_clusterer_of_ones_own_and_its_radius() -> None:
     made, _ = chosen(topics(scattered(), config), config)
     assert asked == list(layout.TAUS)
     assert (made.name, made.tau) == ("clusters", 0.6)
+
+
+@pytest.mark.parametrize(("selector", "loose"), [("interval", True), ("medoid", False)])
+def test_a_selector_by_medoids_finds_cold_entries_too(selector: str, loose: bool) -> None:
+    config = config_of(
+        layout="clusters", clusterer="swarm", tau=0.6, min_activation=1000, selector=selector
+    )
+    made = choose(topics(scattered(), config), config)
+    assert (int(made.offsets[-1]) < made.members.numel()) == loose
