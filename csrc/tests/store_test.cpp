@@ -180,7 +180,7 @@ TEST(Store, SegmentsAreNumberedThrough) {
     return rig.store->write(source, count, overlapping(count), "part");
   };
   const int64_t a = part(0, 40), b = part(40, 50);
-  const int64_t clusters_of_a = rig.store->clusters_of(a).count();
+  const int64_t clusters_of_a = rig.store->segment(a)->clusters.count();
   const auto seen = fetch(*rig.store, whole, {a, b}, {clusters_of_a}, {0, 89}, 90);
   EXPECT_EQ(seen.size(), 10u);  // 40..47, 0, 89
   EXPECT_TRUE(seen.contains(40) && seen.contains(47) && seen.contains(89));
