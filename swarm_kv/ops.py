@@ -63,7 +63,7 @@ def activation_signatures(
     `max(1, round(sparsity * N))` entries of highest positive probability, aggregated over heads,
     outside the first `sinks` tokens and its own last `window` ones (itself included), which are
     always in memory; equal ones go to the lower index. Computed in float32, block of keys by block,
-    in memory of at most twice the result or 4 MiB (64 N bytes for Q < 256).
+    in memory of at most the result or 2 MiB (64 N bytes for Q < 512).
 
     Profiles of the same entries by different queries merge by `torch.cat(bits, dim=1)`.
 

@@ -45,8 +45,8 @@ struct SignatureOptions {
 // bits [num_entries, ceil(num_queries / 64)], row-major, overwritten: bit t % 64 of word t / 64 of
 // row j is set when query t activates entry j. The result does not depend on the number of threads.
 //
-// Keys are converted block by block. Scratch, for all threads together: at most twice the size of
-// `bits` or 4 MiB, whichever is larger (for fewer than 256 queries, 64 bytes per entry), and what
+// Keys are converted block by block. Scratch, for all threads together: at most the size of
+// `bits` or 2 MiB, whichever is larger (for fewer than 512 queries, 64 bytes per entry), and what
 // does not grow with num_entries. Throws Error(kArgument), before writing `bits`, on sizes or
 // options outside their limits, on NaN or infinity in q, k or lse, and when scores may overflow
 // float32.
