@@ -233,9 +233,12 @@ def grown(how: str, **changes: Any) -> Sequence:
     return sequence
 
 
-@pytest.mark.parametrize(("layout", "share"), [("clusters", 0.9), ("sequence", 0.7)])
+@pytest.mark.parametrize("layout", ["clusters", "sequence"])
 @pytest.mark.parametrize("how", GROWTH)
-def test_estimates_follow_every_way_of_growing(how: str, layout: str, share: float) -> None:
+def test_estimates_follow_every_way_of_growing(
+    how: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_kv.sequence.MEANS_BLOCK", 4)  # so that some hundred entries do
     sequence = grown(how, layout=layout, max_size=8)
     check_means(sequence)
     assert sequence.stored is not None
@@ -250,7 +253,7 @@ def test_estimates_follow_every_way_of_growing(how: str, layout: str, share: flo
     for with_estimate, without, right in zip(
         merged, fetched, attend(query, keys, values), strict=True
     ):
-        assert (with_estimate - right).norm() < share * (without - right).norm()
+        assert (with_estimate - right).norm() < 0.7 * (without - right).norm()
     # Everything fetched: nothing to estimate.
     _, none = sequence.estimate(
         sequence.stored.means, query, torch.arange(sequence.limit), None, None

@@ -99,7 +99,7 @@ def registered() -> set[str]:
 
 
 def test_every_store_operator_has_a_sample() -> None:
-    prefixes = ("store_", "window_", "segment_", "fetch_")
+    prefixes = ("store_", "stored_", "window_", "segment_", "fetch_")
     assert set(SAMPLES) == {name for name in registered() if name.startswith(prefixes)}
 
 
