@@ -83,9 +83,8 @@ class SwarmConfig:
             see `swarm_kv.clusterers`.
         tau (`float` or "auto", *optional*, defaults to "auto"): cluster radius; `auto` chooses it
             per layer with the layout.
-        max_overhead (`float`, *optional*, defaults to 2.0): most bytes that a layer may take on the
-            drives, replicas included, in multiples of its plain KV; clusterings above it are not
-            considered.
+        max_overhead (`float`, *optional*, defaults to 2.0): most copies per entry that a layer may
+            have on the drives; clusterings above it are not considered.
         distance, max_size, max_replicas, min_activation, cold, max_index_bytes: clustering, see
             `swarm_kv.ops.cluster`. `cold="auto"` is `coded` for selectors that go by codes and
             `packed` for others, which would never find what is in no cluster.

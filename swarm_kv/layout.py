@@ -127,7 +127,10 @@ def choose(problem: Problem, config: SwarmConfig) -> Layout:
     clustered = _clustered(problem, problem.queries.pick(~judges), taus, config)
     candidates = [layout for layout in clustered if layout.overhead <= config.max_overhead]
     if config.layout == "auto":
-        candidates.insert(0, in_sequence(problem.entries, config.block))  # ties are its
+        plain = in_sequence(problem.entries, config.block)
+        known = clustered[0]  # what is activated does not depend on where it lies
+        plain = dataclasses.replace(plain, activations=known.activations, queries=known.queries)
+        candidates.insert(0, plain)  # ties are its
     if not candidates:
         raise ArgumentError(
             f"clusters take {min(layout.overhead for layout in clustered):.2f} times the plain KV, "
