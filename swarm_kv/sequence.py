@@ -386,7 +386,7 @@ class Sequence:
             plain.offsets,
             plain.members,
             medoids=False,
-            request_cost=config.entry_request_cost(stored_bytes),
+            request_cost=config.selection_request_cost(stored_bytes),
         )
         layout = plain
         if queries is not None:

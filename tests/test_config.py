@@ -197,7 +197,9 @@ def test_choices(name: str, choices: list[Any]) -> None:
 def test_request_cost_goes_by_what_an_entry_takes_on_the_drives() -> None:
     assert SwarmConfig(paths="/a").entry_request_cost(4096) == 1.5
     assert SwarmConfig(paths="/a").entry_request_cost(1024) == 6
-    assert SwarmConfig(paths="/a", request_cost=2).entry_request_cost(1024) == 2
+    assert SwarmConfig(paths="/a").selection_request_cost(1024) == 3
+    given = SwarmConfig(paths="/a", request_cost=2)
+    assert given.entry_request_cost(1024) == given.selection_request_cost(1024) == 2
 
 
 @pytest.mark.parametrize("value", [(0, 1e-9), (1e-4, -1), (1e-4,), (1e-4, 1e-9, 1), (math.inf, 1)])

@@ -174,7 +174,7 @@ def by_way(layer: LayerTrace, way: Way, base: SwarmConfig, ready: Any) -> Iterat
     for entry_bytes in ENTRY_SIZES:
         index = dataclasses.replace(
             plain.laid_out(offsets, members, medoids),
-            request_cost=config.entry_request_cost(entry_bytes),
+            request_cost=config.selection_request_cost(entry_bytes),
         )
         for drives in DRIVE_COUNTS:
             yield Row(
