@@ -116,7 +116,7 @@ def test_bytes_by_part() -> None:
     parts = built.bytes_by_part()
     assert parts == {
         "codes": KV_HEADS * 4 * 7,
-        "codebook": KV_HEADS * (4 * 256 * DIM + 6 * DIM * DIM),
+        "codebook": KV_HEADS * (4 * 256 * DIM + 2 * DIM * DIM),
         "clusters": 4 * (4 + 8),
         "medoids": 2 * KV_HEADS * 3 * DIM,
     }
