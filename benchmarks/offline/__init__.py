@@ -146,7 +146,7 @@ def run_selection(parameters: Parameters, report: Report) -> None:
             )
     report.note(
         "selection (Table 4 of the paper): a tenth of random entries of 8 KV heads x 128 by 64 "
-        "query heads; all keys in 16 bits; one medoid per 12 copies, 1.4 copies per entry; times "
+        "query heads; all keys in 16 bits; one medoid per 10 entries, 1.4 copies per entry; times "
         "of whole selections with their ranking"
     )
 
