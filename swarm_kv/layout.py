@@ -110,6 +110,11 @@ class Problem:
     selector: Selector
     probes: torch.Tensor | None = None
 
+    @property
+    def stored(self) -> slice:
+        """Place of the stored entries among the tokens."""
+        return slice(self.sinks, self.sinks + self.entries)
+
 
 def choose(problem: Problem, config: SwarmConfig) -> Layout:
     """The layout that `config` asks for.
@@ -157,7 +162,6 @@ def _judges(count: int, most: int) -> torch.Tensor:
 def _clustered(
     problem: Problem, queries: Queries, taus: tuple[float, ...], config: SwarmConfig
 ) -> list[Layout]:
-    stored = slice(problem.sinks, problem.sinks + problem.entries)
     bits = ops.activation_signatures(
         queries.q,
         problem.keys,
@@ -168,7 +172,7 @@ def _clustered(
         problem.scale,
         queries.lse,
         config.heads,
-    )[stored]
+    )[problem.stored]
     count = len(queries)
     if problem.probes is not None:
         bits = torch.cat([bits, problem.probes], dim=1)
@@ -180,7 +184,7 @@ def _clustered(
     with_radius = clusterers.has_radius(config.clusterer)
     layouts = []
     for tau in taus:
-        lists = cluster(bits, problem.keys[:, stored], dataclasses.replace(config, tau=tau))
+        lists = cluster(bits, problem.keys[:, problem.stored], dataclasses.replace(config, tau=tau))
         radius = tau if with_radius else None
         layouts.append(Layout("clusters", *lists, radius, torch.from_numpy(activations), count))
     return layouts
@@ -207,7 +211,7 @@ class Judge:
         self._queries = torch.split(queries.q * problem.scale, 1, dim=1)
         own = queries.positions - problem.sinks - config.window + 1
         self._reach = own.clamp(0, problem.entries).tolist()
-        stored = problem.keys[:, problem.sinks : problem.sinks + problem.entries].contiguous()
+        stored = problem.keys[:, problem.stored].contiguous()
         self._attention = [ops.score_clusters(query, stored, 1.0) for query in self._queries]
 
     def __call__(self, layout: Layout) -> Verdict:

@@ -56,6 +56,22 @@ def signatures(layer: LayerTrace, queries: int = 1024) -> torch.Tensor:
     return bits[settings.sinks :]
 
 
+def coded(
+    layer: LayerTrace, queries: int = 1024, code_bytes: int | None = None, code_bits: int = 4
+) -> Index:
+    """Index of the layer's entries in token order, by codes fitted to the last `queries` queries.
+
+    Args:
+        layer (`LayerTrace`): recorded activity.
+        queries, code_bytes, code_bits: `profile_queries` and the others as in `SwarmConfig`.
+    """
+    keys = layer.keys.float()
+    context = layer.settings.context
+    profile = layer.q[:, max(0, context - queries) : context]
+    codebook = train(keys, code_bytes or max(1, keys.shape[2] // 8), profile, code_bits)
+    return build(codebook, keys, *sequence_blocks(keys.shape[1], 16), medoids=False)
+
+
 def sweep(
     trace: Trace,
     taus: Sequence[float],
@@ -92,11 +108,7 @@ def sweep(
     }
     for number, layer in trace.layers.items():
         bits = signatures(layer, profile_queries)
-        keys = layer.keys.float()
-        context = layer.settings.context
-        profile = layer.q[:, max(0, context - profile_queries) : context]
-        codebook = train(keys, code_bytes or max(1, keys.shape[2] // 8), profile, code_bits)
-        by_codes = build(codebook, keys, *sequence_blocks(keys.shape[1], 16), medoids=False)
+        by_codes = coded(layer, profile_queries, code_bytes, code_bits)
         for (tau, size), results in found.items():
             offsets, members = ops.cluster(
                 bits,

@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Report
-from swarm_kv import SwarmConfig, clusterers, codes, models, ops, replay, selectors, texts, trace
+from swarm_kv import SwarmConfig, clusterers, models, ops, replay, selectors, texts, trace
 from swarm_kv.index import Index, build, sequence_blocks
-from swarm_kv.layout import in_sequence
-from swarm_kv.replay import PM9A3, Drive, Evaluation
+from swarm_kv.replay import PM9A3, Evaluation
 from swarm_kv.trace import LayerTrace
-from swarm_kv.tune import signatures
+from swarm_kv.tune import coded, signatures
 
 ENTRY_SIZES = (4096, 1024)
 """Bytes of an entry: Qwen3-32B's, and that of a model with a quarter of its KV heads."""
@@ -86,9 +85,9 @@ def every_way(layer: LayerTrace) -> Iterator[Row]:
     """Rows of all ways and baselines on one layer."""
     base = SwarmConfig(paths=["unused"])
     ready = prepared(layer, base)
-    held = index_bytes(ready[2]) / ready[2].entries
-    yield from by_tokens(layer, held)
-    yield from by_tokens_and_gaps(layer, ready[2], held)
+    baseline = plain_codes(layer, index_bytes(ready[2]) / ready[2].entries)
+    yield from by_tokens(layer, *baseline)
+    yield from by_tokens_and_gaps(layer, ready[2], *baseline)
     for way in WAYS:
         yield from by_way(layer, way, base, ready)
     yield from by_pages(layer, 16, "bounds")
@@ -138,14 +137,11 @@ def summarise(table: dict[tuple[str, int, int], list[Evaluation]], report: Repor
 def prepared(layer: LayerTrace, config: SwarmConfig) -> tuple[torch.Tensor, torch.Tensor, Index]:
     """Signatures, keys, and an index in token order."""
     keys = layer.keys.float()
-    context = layer.settings.context
-    profile = layer.q[:, max(0, context - config.profile_queries) : context]
-    book = codes.train(keys, config.code_size(keys.shape[2]), profile, config.code_bits)
-    plain = in_sequence(keys.shape[1], config.block)
+    size = config.code_size(keys.shape[2])
     return (
         signatures(layer, config.profile_queries),
         keys,
-        build(book, keys, plain.offsets, plain.members, medoids=False),
+        coded(layer, config.profile_queries, size, config.code_bits),
     )
 
 
@@ -169,8 +165,6 @@ def by_way(layer: LayerTrace, way: Way, base: SwarmConfig, ready: Any) -> Iterat
             plain.codebook, keys, offsets, members, medoids=True, medoid_bits=config.medoid_bits
         ).medoids
     select = selectors.resolve(way.selector)
-    if config.layout == "sequence":
-        offsets, members = plain.offsets, plain.members
     for entry_bytes in ENTRY_SIZES:
         index = dataclasses.replace(
             plain.laid_out(offsets, members, medoids),
@@ -219,9 +213,8 @@ def plain_codes(layer: LayerTrace, bytes_wanted: float) -> tuple[Callable[[Any],
     return lambda query: ops.score_clusters(query, approximate, 1.0), size(parts)
 
 
-def by_tokens(layer: LayerTrace, bytes_wanted: float) -> Iterator[Row]:
+def by_tokens(layer: LayerTrace, score: Callable[[Any], Any], held: int) -> Iterator[Row]:
     """The baseline: tokens chosen one by one by plain codes, in token order."""
-    score, held = plain_codes(layer, bytes_wanted)
     budget = layer.settings.budget
     for entry_bytes in ENTRY_SIZES:
         for drives in DRIVE_COUNTS:
@@ -239,12 +232,13 @@ def by_tokens(layer: LayerTrace, bytes_wanted: float) -> Iterator[Row]:
             )
 
 
-def by_tokens_and_gaps(layer: LayerTrace, plain: Index, bytes_wanted: float) -> Iterator[Row]:
+def by_tokens_and_gaps(
+    layer: LayerTrace, plain: Index, score: Callable[[Any], Any], held: int
+) -> Iterator[Row]:
     """Tokens one by one again, but what lies in the gaps that are read over is attended too.
 
     By plain codes, and by those of the default: how much of its gain is which.
     """
-    score, held = plain_codes(layer, bytes_wanted)
 
     def choose(probabilities: Callable[[Any], Any], cost: float, query: Any) -> torch.Tensor:
         chosen = torch.topk(probabilities(query), layer.settings.budget, sorted=False).indices
@@ -288,11 +282,9 @@ def by_pages(layer: LayerTrace, page: int, representatives: str) -> Iterator[Row
     pages = padded.unflatten(1, (-1, page))
     per_head = layer.q.shape[0] // heads
     if representatives == "bounds":
-        high, low = (
-            keys[:, members.long()].split(page, 1) for _ in range(2)
-        )  # the last page may be shorter
-        top = torch.stack([part.amax(1) for part in high], 1).repeat_interleave(per_head, 0)
-        bottom = torch.stack([part.amin(1) for part in low], 1).repeat_interleave(per_head, 0)
+        whole = keys.split(page, 1)  # the last page may be shorter
+        top = torch.stack([part.amax(1) for part in whole], 1).repeat_interleave(per_head, 0)
+        bottom = torch.stack([part.amin(1) for part in whole], 1).repeat_interleave(per_head, 0)
 
         def score(query: torch.Tensor) -> torch.Tensor:
             bound = top @ query.clamp(min=0).mT + bottom @ query.clamp(max=0).mT
@@ -328,7 +320,7 @@ def by_pages(layer: LayerTrace, page: int, representatives: str) -> Iterator[Row
                         none,
                     ),
                     entry_bytes=entry_bytes,
-                    drives=(Drive(PM9A3.t_base, PM9A3.t_transfer),) * drives,
+                    drives=(PM9A3,) * drives,
                     index_bytes=held,
                 ),
             )
