@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Prepares this checkout: system packages, .venv, torch and swarm_kv itself. Quick when nothing changed.
 #
-#   scripts/setup.sh [demo|test]      demo (default): what `swarm-kv demo` needs; test: also the checks' tools
+#   scripts/setup.sh [demo|test|bench]    demo (default): what `swarm-kv demo` needs; test: also the checks'
+#                                         tools; bench: also what the benchmarks' stand-in drives need
 #
 # Environment:
 #   PYTHON           Python to make .venv with (default: python3, else the newest python3.N, 3.10 or newer)
@@ -20,8 +21,8 @@ cd "$setup_root"
 setup_profile=${1:-demo}
 case "$setup_profile" in
   demo) setup_extras=demo ;;
-  test) setup_extras=demo,test,dev ;;
-  *) setup_fail "unknown profile '$setup_profile': demo or test" ;;
+  test | bench) setup_extras=demo,test,dev ;;
+  *) setup_fail "unknown profile '$setup_profile': demo, test or bench" ;;
 esac
 
 # --- what is missing on the system ---------------------------------------------------------------
@@ -50,7 +51,11 @@ setup_missing() { # print the missing Debian packages, one a line
   command -v ninja >/dev/null || echo ninja-build
   setup_header liburing.h || echo liburing-dev
   setup_header xxhash.h || echo libxxhash-dev
-  if [[ $setup_profile == test ]]; then
+  if [[ $setup_profile == bench ]]; then
+    command -v fio >/dev/null || echo fio
+    setup_header fuse3/fuse_lowlevel.h || echo libfuse3-dev
+  fi
+  if [[ $setup_profile != demo ]]; then
     command -v cmake >/dev/null || echo cmake
     setup_header gtest/gtest.h || echo libgtest-dev
   fi
