@@ -53,7 +53,7 @@ setup_missing() { # print the missing Debian packages, one a line
   setup_header xxhash.h || echo libxxhash-dev
   if [[ $setup_profile == bench ]]; then
     command -v fio >/dev/null || echo fio
-    setup_header fuse3/fuse_lowlevel.h || echo libfuse3-dev
+    setup_header fuse3/fuse_opt.h || echo libfuse3-dev
   fi
   if [[ $setup_profile != demo ]]; then
     command -v cmake >/dev/null || echo cmake
