@@ -23,7 +23,7 @@ from benchmarks.drives.daemon import SimulatedDrive, simulated_drive
 from benchmarks.drives.model import OPTANE_900P, PM9A3, UNLIMITED, DriveModel
 from benchmarks.harness import Unavailable
 
-__all__ = ["OPTANE_900P", "PM9A3", "DriveModel", "Drives", "fio", "stand_in_drives"]
+__all__ = ["OPTANE_900P", "PM9A3", "UNLIMITED", "DriveModel", "Drives", "fio", "stand_in_drives"]
 
 DEPTH = 32
 TOLERANCE = 0.05
@@ -50,6 +50,15 @@ class Drives:
     def paths(self) -> list[str]:
         return [f"raw:{file}" for file in self.files]
 
+    def first(self, count: int) -> Drives:
+        """The first `count` of them."""
+        return dataclasses.replace(
+            self,
+            models=self.models[:count],
+            files=self.files[:count],
+            _running=self._running[:count],
+        )
+
     def control(self, drive: int, command: str) -> None:
         """Give one drive a command of simulated_ssd.cpp, such as a fault."""
         if not self.throttled:
@@ -62,16 +71,23 @@ class Drives:
         self.control(drive, model.slower(factor).command())
 
     @contextlib.contextmanager
-    def unthrottled(self) -> Iterator[None]:
-        """Without limits inside, such as while data is written."""
-        for drive in self._running:
-            drive.control(UNLIMITED.command())
+    def following(self, models: Sequence[DriveModel]) -> Iterator[Drives]:
+        """The same drives with other models inside."""
+        changed = dataclasses.replace(self, models=tuple(models))
+        changed._apply()
         try:
-            yield
+            yield changed
         finally:
-            # None of them runs where files stand in.
-            for drive, model in zip(self._running, self.models, strict=False):
-                drive.control(model.command())
+            self._apply()
+
+    def unthrottled(self) -> contextlib.AbstractContextManager[Drives]:
+        """Without limits inside, such as while data is written."""
+        return self.following([UNLIMITED] * len(self.models))
+
+    def _apply(self) -> None:
+        # None of them runs where files stand in.
+        for drive, model in zip(self._running, self.models, strict=False):
+            drive.control(model.command())
 
     def check(self, sizes: Sequence[int] = (4 << 10, 64 << 10), seconds: float = 0.6) -> None:
         """Let fio read all drives at once, and compare what each delivers with its model.
@@ -110,8 +126,6 @@ def stand_in_drives(models: Sequence[DriveModel], size: int) -> Iterator[Drives]
         except Unavailable as error:
             reason = str(error)
         else:
-            for drive, model in zip(running, models, strict=True):
-                drive.control(model.command())
             names = ", ".join(
                 f"{sum(model == each for each in models)} x {model.name}"
                 for model in dict.fromkeys(models)
@@ -120,7 +134,9 @@ def stand_in_drives(models: Sequence[DriveModel], size: int) -> Iterator[Drives]
                 f"drives: simulated SSDs, one process each behind FUSE, {names}: rates are scaled, "
                 "CPU time is not"
             )
-            yield Drives(tuple(models), tuple(d.device for d in running), True, note, running)
+            drives = Drives(tuple(models), tuple(d.device for d in running), True, note, running)
+            drives._apply()
+            yield drives
             return
     with tempfile.TemporaryDirectory(prefix="swarm_kv_drives_") as folder:
         files = tuple(pathlib.Path(folder) / f"drive{number}" for number in range(len(models)))
