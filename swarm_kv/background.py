@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
 import torch
@@ -28,6 +28,10 @@ class Job(Generic[T]):
     def done(self) -> bool:
         """Whether `result` would not wait."""
         return self._future.done()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most `seconds`; whether `result` would not wait any more."""
+        return bool(wait([self._future], seconds).done)
 
     def result(self) -> T:
         """Wait for the result, or raise what the work raised."""

@@ -41,8 +41,11 @@ MEANS_BLOCK = 64
 """Neighbours that share a mean key and value: 2 % of the entries' memory. Means per cluster lower
 the error further, but clusters are so small that they take a quarter to a half of it."""
 GRACE = 2
-"""Times that entries leave the window between the start of a rewriting and its adoption. Fixed, and
-waited for where it takes longer, so that the same prompt gives the same text."""
+"""Times that entries leave the window between the start of a rewriting and its adoption. Fixed, so
+that the same prompt gives the same text; a longer one is waited for."""
+PATIENCE = 10.0
+"""Seconds of that wait, after which decoding goes on with the old layout until entries leave the
+window again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,7 +398,7 @@ class Sequence:
         if self.limit < stored.entries:  # a crop: all will be written anew
             self._rewriting = None
             return
-        if stored.entries < due:
+        if stored.entries < due or not job.wait(PATIENCE):
             return
         self._rewriting = None
         try:
