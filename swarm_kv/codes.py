@@ -85,6 +85,15 @@ class Codebook:
             return torch.stack([encode_head(head) for head in range(heads)])
         return torch.stack(_per_head(encode_head, heads))
 
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Keys float32 [kv_heads, n, head_dim] that codes [kv_heads, bytes, n] stand for."""
+        if self.bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1, 2)
+        heads, parts = self.centroids.shape[:2]
+        head, part = torch.meshgrid(torch.arange(heads), torch.arange(parts), indexing="ij")
+        turned = self.centroids[head[:, :, None], part[:, :, None], codes.long()]
+        return turned.transpose(1, 2).flatten(2) @ self.turn.float().mT
+
     def score(self, query: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """Attention that a scaled query [heads, queries, head_dim] would give: float32 [n].
 

@@ -109,6 +109,13 @@ class SwarmConfig:
         code_bits (`int`, *optional*, defaults to 4): 4, or 8, which tell keys apart a little better
             at the same bytes, are scored a third as fast, and have a codebook 16 times as large.
         flush (`int`, *optional*, defaults to 64): tokens that leave the window together.
+        maintenance (`str` or callable, *optional*, defaults to "sequence"): where entries go that
+            leave the window; see `swarm_kv.maintenance`. tau_online (`float`, *optional*, defaults
+            to 0.5): radius of Eq. 9 for `swarm`, in [0, 1].
+        recluster (`str`, *optional*, defaults to "auto"): `auto` groups entries anew by what recent
+            queries activate together, in the background: those that have left the window whenever
+            there are some hundreds of them, all of them when recall has fallen. `off` merges what
+            has left the window without looking.
         staging_bytes (`int` or `str`, *optional*): memory that reads and writes go through; a
             sixteenth of `dram_bytes`, between 1 MiB and 64 MiB, if not given.
         disk_bytes (`int` or `str`, *optional*): cap on what is stored, over all drives.
@@ -157,6 +164,9 @@ class SwarmConfig:
     code_bytes: int | None = None
     code_bits: int = 4
     flush: int = 64
+    maintenance: Any = "sequence"
+    tau_online: float = 0.5
+    recluster: str = "auto"
     staging_bytes: int | str | None = None
     disk_bytes: int | str | None = None
     engine: str = "auto"
@@ -190,6 +200,8 @@ class SwarmConfig:
             )
         if not 0 <= self.single_share <= 1:
             raise ArgumentError(f"`single_share` ({self.single_share}) must be in [0, 1]")
+        if not 0 <= self.tau_online <= 1:
+            raise ArgumentError(f"`tau_online` ({self.tau_online}) must be in [0, 1]")
         if self.tau != "auto" and not (isinstance(self.tau, (int, float)) and 0 <= self.tau < 1):
             raise ArgumentError(f'`tau` ({self.tau!r}) must be "auto" or in [0, 1)')
         for name, choices in _CHOICES.items():
@@ -266,7 +278,7 @@ class SwarmConfig:
             ArgumentError: `selector` is a function, which a file cannot hold.
         """
         values = dataclasses.asdict(self)
-        for name in ("selector", "clusterer"):
+        for name in ("selector", "clusterer", "maintenance"):
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"a `{name}` that is a function cannot be saved: give its name")
         values["paths"] = list(values["paths"])
@@ -325,4 +337,5 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "code_bits": (8, 4),
     "codec": ("none", "int8", "kivi4"),
     "initial_fill": ("printed", "product", "none"),
+    "recluster": ("auto", "off"),
 }

@@ -22,6 +22,8 @@ class Index:
             follows the last cluster is in none.
         medoids: of the clusters, or None where no selector needs them.
         limit: entries at or above it are never chosen (a cropped sequence).
+        owner: int32 [clusters], the cluster that each is a part of (`maintenance.parts`): itself
+            where it is none.
         request_cost: of one read on the drives, in transfer times of one entry.
     """
 
@@ -31,6 +33,7 @@ class Index:
     members: torch.Tensor
     medoids: Medoids | None
     limit: int
+    owner: torch.Tensor
     request_cost: float = 1.5
 
     @property
@@ -47,7 +50,7 @@ class Index:
         return {
             "codes": self.codes.nbytes,
             "codebook": self.codebook.nbytes,
-            "clusters": self.offsets.nbytes + self.members.nbytes,
+            "clusters": self.offsets.nbytes + self.members.nbytes + self.owner.nbytes,
             "medoids": 0 if self.medoids is None else self.medoids.nbytes,
         }
 
@@ -71,7 +74,18 @@ class Index:
         self, offsets: torch.Tensor, members: torch.Tensor, medoids: Medoids | None
     ) -> Index:
         """The same entries in other clusters."""
-        return dataclasses.replace(self, offsets=offsets, members=members, medoids=medoids)
+        return dataclasses.replace(
+            self, offsets=offsets, members=members, medoids=medoids, owner=_themselves(offsets)
+        )
+
+    def sizes(self) -> torch.Tensor:
+        """int64 [clusters]: entries of each, all its parts counted; 0 for a part."""
+        sizes = torch.zeros(self.offsets.numel() - 1, dtype=torch.int64)
+        return sizes.index_add_(0, self.owner, self.offsets.diff().long())
+
+    def decoded(self, entries: torch.Tensor) -> torch.Tensor:
+        """float32 [kv_heads, n, head_dim]: keys of `entries`, int64, as their codes have them."""
+        return self.codebook.decode(self.codes[:, :, entries])
 
     def cropped(self, limit: int) -> Index:
         """The same index with only the first `limit` entries in reach."""
@@ -84,11 +98,17 @@ class Index:
         members: torch.Tensor,
         medoids: bool,
         weights: torch.Tensor | None = None,
+        owner: torch.Tensor | None = None,
     ) -> Index:
         """With further entries: keys [kv_heads, n, head_dim] in clusters of their own.
 
-        `medoids` and `weights` as in `build`.
+        `medoids` and `weights` as in `build`; `owner` int64 [clusters], the cluster of this index
+        that each of the new ones is a part of, -1 for its own, which all are if not given.
         """
+        before = self.offsets.numel() - 1
+        own = torch.arange(before, before + offsets.numel() - 1, dtype=torch.int32)
+        if owner is not None:
+            own = torch.where(owner < 0, own, owner).int()
         ours, theirs = int(self.offsets[-1]), int(offsets[-1])
         grown = None
         if medoids and self.medoids is not None:
@@ -103,6 +123,7 @@ class Index:
             ),
             medoids=grown,
             limit=self.limit + keys.shape[1],
+            owner=torch.cat([self.owner, own]),
             request_cost=self.request_cost,
         )
 
@@ -137,8 +158,34 @@ def build(
         if medoids
         else None,
         limit=keys.shape[1],
+        owner=_themselves(offsets),
         request_cost=request_cost,
     )
+
+
+def _themselves(offsets: torch.Tensor) -> torch.Tensor:
+    return torch.arange(offsets.numel() - 1, dtype=torch.int32)
+
+
+def concatenated(
+    lists: list[tuple[torch.Tensor, torch.Tensor]], entries: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Offsets and members of the clusters of several segments, numbered through.
+
+    Args:
+        lists: offsets and members of each, see `Index`.
+        entries: how many each has.
+    """
+    offsets = [torch.zeros(1, dtype=torch.int32)]
+    clustered, loose = [], []
+    clusters_end = entries_end = 0
+    for (own_offsets, own_members), count in zip(lists, entries, strict=True):
+        last = int(own_offsets[-1])
+        offsets.append(own_offsets[1:] + clusters_end)
+        clustered.append(own_members[:last] + entries_end)
+        loose.append(own_members[last:] + entries_end)
+        clusters_end, entries_end = clusters_end + last, entries_end + count
+    return torch.cat(offsets), torch.cat(clustered + loose)
 
 
 def sequence_blocks(entries: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -445,6 +445,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                     ids, slots = row.shown(*read, visible)
                     part = ops.merge_attention(*part, *attend([slots] * count, False))
                     fetched.append(ids)
+            row.observe(scaled, torch.cat(fetched))
             if row.stored.means is not None:
                 estimate = row.estimate(
                     row.stored.means, scaled, torch.cat(fetched), visible, softcap

@@ -91,6 +91,24 @@ class Medoids:
             return ops.score_clusters(query, self.keys, 1.0)
         return ops.score_coded_clusters(query, self.keys, self.scales, 1.0)
 
+    def alike(
+        self,
+        keys: torch.Tensor,
+        offsets: torch.Tensor,
+        members: torch.Tensor,
+        weights: torch.Tensor | None = None,
+    ) -> Medoids:
+        """Those of other clusters, as in `build`; 4 bits keep their scales and clamp."""
+        chosen = _represent(keys, offsets, members, weights, self.representative)
+        if self.scales is None or self.zeros is None:
+            return dataclasses.replace(self, keys=_half(chosen))
+        return dataclasses.replace(self, keys=_pack(chosen, self.scales, self.zeros))
+
+    def replaced(self, first: int, last: int, others: Medoids) -> Medoids:
+        """With those of `others`, which are `alike`, in the place of clusters `first` to `last`."""
+        parts = [self.keys[:, :first], others.keys, self.keys[:, last:]]
+        return dataclasses.replace(self, keys=torch.cat(parts, dim=1))
+
     def grown(
         self,
         keys: torch.Tensor,
@@ -98,13 +116,9 @@ class Medoids:
         members: torch.Tensor,
         weights: torch.Tensor | None = None,
     ) -> Medoids:
-        """With those of further clusters, as in `build`; 4 bits keep their scales and clamp."""
-        chosen = _represent(keys, offsets, members, weights, self.representative)
-        if self.scales is None or self.zeros is None:
-            fresh = _half(chosen)
-        else:
-            fresh = _pack(chosen, self.scales, self.zeros)
-        return dataclasses.replace(self, keys=torch.cat([self.keys, fresh], dim=1))
+        """With those of further clusters, as in `build`."""
+        count = self.keys.shape[1]
+        return self.replaced(count, count, self.alike(keys, offsets, members, weights))
 
 
 def _represent(

@@ -22,6 +22,7 @@ from .errors import typed_errors
 __all__ = [
     "activation_signatures",
     "cluster",
+    "join_clusters",
     "merge_attention",
     "score_clusters",
     "score_coded_clusters",
@@ -168,6 +169,42 @@ def cluster(
         max_index_bytes,
         seed,
     )
+
+
+@typed_errors
+def join_clusters(
+    bits: Tensor,
+    medoid_bits: Tensor,
+    steps: int,
+    distance: str = "jaccard",
+    tau: float = 0.5,
+    max_replicas: int = 3,
+) -> tuple[Tensor, Tensor]:
+    """Which clusters do entries that leave the window join (arXiv 2603.17803, Eq. 9)?
+
+    The distance of entry and medoid, with f steps in which both were active and f_i, f_j in which
+    either was: "jaccard" `1 - f / (f_i + f_j - f)`; "conditional" `1 - f / min(f_i, f_j)`; "global"
+    `1 - f / steps`, Eq. 9 as printed, in which whatever is active most of the time is near to
+    everything that is. An entry joins the nearest clusters below `tau`, at most `max_replicas`;
+    without any, the nearest one; none if no medoid was ever active with it. Equal ones: the lower
+    cluster. In O(N C words).
+
+    Args:
+        bits: [N, words] int64, bit t of row i: entry i was active in step t.
+        medoid_bits: [C, words] int64, the same of the clusters' medoids.
+        steps: observed, >= 1.
+        distance: "jaccard", "conditional" or "global".
+        tau: radius, in [0, 1].
+        max_replicas: clusters that one entry may join, >= 1.
+
+    Returns:
+        rows [N + 1] int64 and homes int64: entry i joins `homes[rows[i]:rows[i + 1]]`, nearest
+        first.
+
+    Raises:
+        ArgumentError: a shape, dtype or value outside its limits, or an unknown name.
+    """
+    return torch.ops.swarm_kv.join_clusters(bits, medoid_bits, steps, distance, tau, max_replicas)
 
 
 @typed_errors
@@ -473,6 +510,16 @@ def _(bits, *options):  # type: ignore[no-untyped-def]
         bits.new_empty((context.new_dynamic_size(min=1),), dtype=torch.int32),
         bits.new_empty((context.new_dynamic_size(),), dtype=torch.int32),
     )
+
+
+@torch.library.register_fake("swarm_kv::join_clusters")
+def _(bits, medoid_bits, *options):  # type: ignore[no-untyped-def]
+    op = "join_clusters"
+    _check_argument(op, "bits", bits, 2, (torch.int64,))
+    _check_argument(op, "medoid_bits", medoid_bits, 2, (torch.int64,))
+    _check_equal(op, "the words of bits and medoid_bits", bits.size(1), medoid_bits.size(1))
+    homes = bits.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+    return bits.new_empty((bits.size(0) + 1,)), homes
 
 
 @torch.library.register_fake("swarm_kv::score_codes")

@@ -16,6 +16,7 @@ __all__ = [
     "activation_signatures",
     "cluster",
     "gather_entries",
+    "join_clusters",
     "merge_attention",
     "score_clusters",
     "score_coded_clusters",
@@ -335,6 +336,36 @@ def select_intervals(
         taken.update(max(windows, key=lambda window: math.fsum(p[e] for e in window)))
         i += 1
     return torch.tensor(sorted(taken), dtype=torch.int64)
+
+
+def join_clusters(
+    bits: Tensor,
+    medoid_bits: Tensor,
+    steps: int,
+    distance: str = "jaccard",
+    tau: float = 0.5,
+    max_replicas: int = 3,
+) -> tuple[Tensor, Tensor]:
+    """See `swarm_kv.ops.join_clusters`."""
+    entries = unpack_bits(bits)
+    medoids = unpack_bits(medoid_bits)
+    rows, homes = [0], []
+    for own in entries:
+        near = []
+        for cluster, other in enumerate(medoids):
+            common = int((own & other).sum())
+            of_all = {
+                "jaccard": int((own | other).sum()),
+                "conditional": min(int(own.sum()), int(other.sum())),
+                "global": steps,
+            }[distance]
+            if common:
+                near.append((1 - common / of_all, cluster))
+        near.sort()
+        joined = [cluster for d, cluster in near if d < tau][:max_replicas]
+        homes += joined or [cluster for _, cluster in near[:1]]
+        rows.append(len(homes))
+    return torch.tensor(rows), torch.tensor(homes, dtype=torch.int64)
 
 
 def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:

@@ -9,6 +9,7 @@ Sinks and window are slots in fast memory; stored entries are written once and s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -16,17 +17,22 @@ from collections.abc import Iterator
 
 import torch
 
+from . import maintenance, rewrite
+from .background import Job
 from .codes import retrain, train
 from .config import SwarmConfig
 from .dense import accumulation_dtype
+from .entries import Geometry as Geometry
+from .entries import gather, read_entries
 from .errors import CapacityError
-from .index import Index, build, sequence_blocks
+from .index import Index, build, concatenated, sequence_blocks
 from .layout import Layout, Problem, Queries, choose, in_sequence
+from .maintenance import Activity, Drift, Lot, RecentQueries
 from .means import ClusterMeans
 from .medoids import Medoids
 from .selectors import Selector, needs_medoids
 from .store import NOTHING, IndexCharge, Segment, Store, Wanted, Window
-from .store_ops import gather_entries, stored_entry_bytes
+from .store_ops import stored_entry_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -35,27 +41,12 @@ MIN_TRAINING = 128
 MEANS_BLOCK = 64
 """Neighbours that share a mean key and value: 2 % of the entries' memory. Means per cluster lower
 the error further, but clusters are so small that they take a quarter to a half of it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Geometry:
-    """Shape of an entry and of what asks for it: fixed for a layer."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    scale: float
-
-    @property
-    def entry_elements(self) -> int:
-        """Numbers per entry: K and V of all KV heads."""
-        return 2 * self.kv_heads * self.head_dim
-
-    @property
-    def entry_bytes(self) -> int:
-        """Bytes per entry."""
-        return self.entry_elements * self.dtype.itemsize
+GRACE = 2
+"""Times that entries leave the window between the start of a rewriting and its adoption. Fixed, so
+that the same prompt gives the same text; a longer one is waited for."""
+PATIENCE = 10.0
+"""Seconds of that wait, after which decoding goes on with the old layout until entries leave the
+window again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +110,15 @@ class Sequence:
         self.selector = selector
         self.probes = probes
         self._medoids = needs_medoids(selector)
+        self._strategy = maintenance.resolve(store.config.maintenance)
+        steps = min(store.config.window, maintenance.OBSERVED_STEPS)
+        self._activity = Activity(steps) if maintenance.needs_bits(self._strategy) else None
+        self._recent = RecentQueries(steps)
+        self._recent_charge: IndexCharge | None = None
+        self._drift = Drift()
+        self._drifted = False
+        self._rewriting: tuple[Job[rewrite.Rewritten], int] | None = None
+        self._quiet_until = 0
 
     @property
     def config(self) -> SwarmConfig:
@@ -133,6 +133,10 @@ class Sequence:
         other = Sequence(self.store, self.geometry, self.label, self.selector, self.probes)
         other.sinks, other.window = self.sinks.fork(), self.window.fork()
         other.stored, other.limit = self.stored, self.limit
+        other._activity = None if self._activity is None else self._activity.copy()
+        other._recent, other._recent_charge = self._recent.copy(), self._recent_charge
+        other._drift, other._drifted = self._drift.copy(), self._drifted
+        other._rewriting, other._quiet_until = self._rewriting, self._quiet_until
         return other
 
     # ---- reading
@@ -198,11 +202,7 @@ class Sequence:
 
     def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, n, head_dim] of slots, copied out of the pool."""
-        shape = self.geometry
-        rows = gather_entries(
-            self.store.pool(shape.dtype), slots // shape.dtype.itemsize, shape.entry_elements
-        ).view(-1, 2, shape.kv_heads, shape.head_dim)
-        return rows[:, 0].transpose(0, 1), rows[:, 1].transpose(0, 1)
+        return gather(self.store, self.geometry, slots)
 
     def stream(
         self, visible: torch.Tensor | None = None
@@ -226,12 +226,8 @@ class Sequence:
 
     def read_all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, limit, head_dim] of all stored entries."""
-        shape = self.geometry
-        keys = torch.empty(shape.kv_heads, self.limit, shape.head_dim, dtype=shape.dtype)
-        values = torch.empty_like(keys)
-        for ids, k, v in self.stream():
-            keys[:, ids], values[:, ids] = k, v
-        return keys, values
+        segments = () if self.stored is None else self.stored.segments
+        return read_entries(self.store, self.geometry, segments, self.limit)
 
     # ---- growing
 
@@ -281,15 +277,155 @@ class Sequence:
             self._write(leave_k, leave_v, self._save_profile(queries))
         self.window.drop_oldest(len(self.window))
         self.window.append(fresh_k[:, leaving:], fresh_v[:, leaving:])
+        if self._activity is not None:
+            self._activity.resize(0)
+
+    def observe(self, query: torch.Tensor, wanted: torch.Tensor) -> None:
+        """After a decoding step's selection: note what it says about what belongs together.
+
+        Args:
+            query: [heads, n, head_dim], scaled.
+            wanted: int64 numbers of the stored entries that it selected.
+        """
+        stored = self.stored
+        if self._activity is not None and stored is not None:
+            activity, index = self._activity, stored.index
+            activity.resize(len(self.window))
+            selected = torch.zeros(index.entries, dtype=torch.bool)
+            selected[wanted] = True
+            keys = self.gather(self.window.slots)[0]
+            activity.note(
+                maintenance.active_in_window(query, keys, self.config.sparsity),
+                selected[index.members[index.offsets[:-1].long()].long()],
+            )
+        if self.config.recluster == "auto" and self._may_keep_queries():
+            self._recent.note(query[:, -1].to(self.geometry.dtype), len(self))
+
+    def _may_keep_queries(self) -> bool:
+        if self._recent_charge is None:
+            shape = self.geometry
+            size = maintenance.SAMPLES * shape.heads * shape.head_dim * shape.dtype.itemsize
+            with contextlib.suppress(CapacityError):
+                self._recent_charge = IndexCharge(self.store, size)
+        return self._recent_charge is not None
+
+    def note_mass(self, mass: float) -> None:
+        """Tell how much attention a step's selection had, of the best possible, 0 to 1.
+
+        When it has clearly fallen since the layout was made, all entries are grouped anew by the
+        next W queries.
+        """
+        if self.config.recluster == "auto" and not self._drifted and self._drift.note(mass):
+            self._drifted = True
+            self._recent.clear()
 
     def settle(self) -> None:
         """After a decoding step: move what has left the window to the drives."""
         leaving = len(self.window) - self.config.window
         if leaving < self.config.flush:
             return
+        self._adopt()
         k, v = self.gather(self.window.slots[:leaving])
-        self._write(k, v, None if self.stored is None else self.stored.profile)
+        self._write(k, v, None if self.stored is None else self.stored.profile, observed=True)
         self.window.drop_oldest(leaving)
+        if self._activity is not None:
+            self._activity.resize(len(self.window), leaving)
+        self._start_rewriting()
+
+    # ---- rewriting
+
+    def _start_rewriting(self) -> None:
+        """In the background, where tails have piled up or recall has fallen."""
+        stored = self.stored
+        if (
+            stored is None
+            or stored.profile is not None
+            or self._rewriting is not None
+            or stored.entries < self._quiet_until
+        ):
+            return
+        queries = None
+        if self.config.recluster == "auto":
+            queries = self._recent.queries(stored.entries + self.config.window)
+        first = rewrite.due([segment.entries for segment in stored.segments])
+        if self._drifted and self._recent.full:
+            first = 0
+        if first is None:
+            return
+        task = self._task(stored, first, queries)
+        job = self.store.background.submit(lambda check: rewrite.rewrite(task, check))
+        self._rewriting = job, stored.entries + GRACE * self.config.flush
+
+    def _task(self, stored: Stored, first: int, queries: Queries | None) -> rewrite.Task:
+        before, segments = stored.segments[:first], stored.segments[first:]
+        entries = sum(segment.entries for segment in before)
+        clusters = sum(segment.clusters for segment in before)
+        lists = [self.store.clusters(segment) for segment in segments]
+        offsets, members = concatenated(lists, [segment.entries for segment in segments])
+        index = stored.index
+        owner = index.owner[clusters:].long()
+        part = dataclasses.replace(
+            index,
+            codes=index.codes[:, :, entries:],
+            offsets=offsets,
+            members=members,
+            limit=index.entries - entries,
+            owner=torch.arange(len(owner)).int(),
+        )
+        return rewrite.Task(
+            self.store,
+            self.geometry,
+            self.label,
+            self.selector,
+            segments,
+            first,
+            part,
+            torch.where(owner < clusters, -1 - owner, owner - clusters),
+            queries,
+            None if first > 0 else self._probes_of_stored(part.entries),
+        )
+
+    def _adopt(self) -> None:
+        """Put what was rewritten in its place, once it is due.
+
+        Whatever went wrong, the old layout is complete and stays.
+        """
+        stored = self.stored
+        if self._rewriting is None or stored is None:
+            self._rewriting = None
+            return
+        job, due = self._rewriting
+        if self.limit < stored.entries:  # a crop: all will be written anew
+            self._rewriting = None
+            return
+        if stored.entries < due or not job.wait(PATIENCE):
+            return
+        self._rewriting = None
+        try:
+            done = job.result()
+            task = done.task
+            last = task.first + len(task.segments)
+            if stored.segments[task.first : last] != task.segments:
+                return  # another layout came first
+            segments = (*stored.segments[: task.first], done.segment, *stored.segments[last:])
+            index = rewrite.spliced(stored.index, done, segments)
+            charge = IndexCharge(self.store, self._held(index, stored.means))
+        except Exception as error:
+            self._quiet_until = stored.entries + rewrite.MERGED
+            self.store.background.failed(f"{self.label} keeps its layout: {error}")
+            return
+        if self._activity is not None:
+            before = sum(segment.clusters for segment in stored.segments[: task.first])
+            replaced = sum(segment.clusters for segment in task.segments)
+            self._activity.replace(before, before + replaced, done.segment.clusters)
+        if task.first == 0:
+            self._drift, self._drifted = Drift(), False
+        self.stored = dataclasses.replace(stored, segments=segments, index=index, charges=(charge,))
+
+    def _held(self, index: Index, means: ClusterMeans | None) -> int:
+        """Bytes of an index that is not shared with the store, and what belongs to it."""
+        activity = 0 if self._activity is None else self._activity.nbytes
+        return index.nbytes() + (means.nbytes if means else 0) + activity
 
     def prepare(self) -> None:
         """Before a decoding step: bring the stored entries into their final layout, once.
@@ -353,13 +489,15 @@ class Sequence:
         codes = dataclasses.replace(stored.index, codebook=codebook, codes=codebook.encode(keys))
         self.stored = dataclasses.replace(stored, index=codes)
 
-    def _write(self, k: torch.Tensor, v: torch.Tensor, profile: Profile | None) -> None:
+    def _write(
+        self, k: torch.Tensor, v: torch.Tensor, profile: Profile | None, observed: bool = False
+    ) -> None:
         if self.stored is not None and self.limit < self.stored.entries:
             self.relay()  # what a crop left behind must not come back into reach
         if self.stored is None:
             self._write_first(k, v, k, None)
         else:
-            self._write_more(self.stored, k, v, profile)
+            self._write_more(self.stored, k, v, profile, observed)
 
     def _write_first(
         self, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, queries: Queries | None
@@ -422,6 +560,9 @@ class Sequence:
             config.codec,
         )
         index = index.laid_out(*self.store.clusters(segment), index.medoids)
+        if self._activity is not None:
+            self._activity.replace(0, len(self._activity.clusters), segment.clusters)
+        self._rewriting, self._drift, self._drifted = None, Drift(), False
         self.stored = Stored((segment,), index, (charge,), None, means)
         self.limit = k.shape[1]
 
@@ -445,21 +586,82 @@ class Sequence:
         return by_codes.laid_out(layout.offsets, layout.members, medoids)
 
     def _write_more(
-        self, stored: Stored, k: torch.Tensor, v: torch.Tensor, profile: Profile | None
+        self,
+        stored: Stored,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        profile: Profile | None,
+        observed: bool,
     ) -> None:
-        lists = sequence_blocks(k.shape[1], self.config.block)
-        index = stored.index.grown(k, *lists, self._medoids)
+        lists, owner = self._parts(stored.index, k, observed)
+        index = stored.index.grown(k, *lists, self._medoids, owner=owner)
         means = stored.means
         if means is not None:
             means = means.grown(k, v, *sequence_blocks(k.shape[1], MEANS_BLOCK))
-        total = index.nbytes() + (means.nbytes if means else 0)
-        more = total - sum(charge.size for charge in stored.charges)
+        more = self._held(index, means) - sum(charge.size for charge in stored.charges)
         charge = IndexCharge(self.store, more)
-        segment = self.store.write(k, v, *lists, self.label, codec=self.config.codec)
+        segment = self.store.write(
+            k,
+            v,
+            *lists,
+            self.label,
+            codec=self.config.codec,
+            starts=self._next_drives(stored, owner),
+        )
+        if self._activity is not None:
+            self._activity.replace(len(stored.index.owner), len(stored.index.owner), len(owner))
         self.stored = Stored(
             (*stored.segments, segment), index, (*stored.charges, charge), profile, means
         )
         self.limit = self.stored.entries
+
+    def _parts(
+        self, index: Index, k: torch.Tensor, observed: bool
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Clusters of entries that are about to be stored, and whose parts they are.
+
+        Args:
+            index: of the entries before them.
+            k: [kv_heads, n, head_dim].
+            observed: whether they are the oldest ones of the window, after decoding steps.
+        """
+        own = (index.owner == torch.arange(len(index.owner))).nonzero()[:, 0]
+        if not observed or own.numel() == 0:
+            lists = sequence_blocks(k.shape[1], self.config.block)
+            return lists, torch.full((lists[0].numel() - 1,), -1)
+        activity = self._activity
+        if activity is not None:
+            activity.resize(len(self.window))
+        medoids = index.members[index.offsets[own].long()].long()
+        sizes = index.sizes()[own]
+        lot = Lot(
+            keys=k,
+            bits=None if activity is None else activity.entries[: k.shape[1]],
+            cluster_bits=None if activity is None else activity.clusters[own],
+            steps=0 if activity is None else activity.steps,
+            sizes=sizes,
+            medoid_keys=lambda: index.decoded(medoids),
+        )
+        rows, homes = self._strategy(lot, self.config)
+        offsets, members, owner = maintenance.parts(rows, homes, sizes, self.config)
+        return (offsets, members), torch.where(owner < 0, -1, own[owner])
+
+    def _next_drives(self, stored: Stored, owner: torch.Tensor) -> torch.Tensor | None:
+        """The drive after that of the newest member of each part's cluster; -1 where it is new."""
+        if bool((owner < 0).all()):
+            return None
+        last = torch.cat(
+            [
+                self.store.drives_of(segment)[self.store.clusters(segment)[0][1:].long() - 1]
+                for segment in stored.segments
+            ]
+        ).int()
+        owners = stored.index.owner.long()
+        newest = torch.zeros_like(owners).scatter_reduce_(
+            0, owners, torch.arange(len(owners)), "amax"
+        )
+        after = (last[newest[owner]] + 1) % len(self.config.paths)
+        return torch.where(owner < 0, -1, after).int()
 
     def _save_profile(self, queries: Queries) -> Profile:
         shape = self.geometry
@@ -492,6 +694,9 @@ class Sequence:
         """Drop the `count` newest entries."""
         from_window = min(count, len(self.window))
         self.window.drop_newest(from_window)
+        if self._activity is not None:
+            self._activity.resize(min(len(self._activity.entries), len(self.window)))
+        self._recent.crop(len(self) - (count - from_window))
         from_stored = min(count - from_window, self.limit)
         self.limit -= from_stored
         self.sinks.drop_newest(count - from_window - from_stored)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import errors
 from . import store_ops as _store_ops  # noqa: F401  (registers the operators)
+from .background import Background
 from .config import SwarmConfig
 from .meter import Meter, Stats, make_stats
 
@@ -64,6 +65,7 @@ class Store:
         self._views: dict[torch.dtype, torch.Tensor] = {}
         self._open = True
         self.meter = Meter()
+        self.background = Background()
         self._finalizer = _on_collection(self, _close, self._handle)
         for note in self.notes():
             logger.warning("swarm_kv: %s", note)
@@ -80,6 +82,7 @@ class Store:
             StateError: fetches are outstanding.
         """
         if self._open:
+            self.background.stop()
             with errors.converted():
                 _ops.store_close(self._handle)
             self._open = False
@@ -155,6 +158,7 @@ class Store:
         initial_fill: str = "none",
         profile_queries: int = 0,
         codec: str = "none",
+        starts: torch.Tensor | None = None,
     ) -> Segment:
         """Write entries [kv_heads, n, head_dim] to the drives, grouped in clusters.
 
@@ -169,6 +173,8 @@ class Store:
                 the cache as it is.
             profile_queries: length of the profile.
             codec: form of the entries on the drives, see csrc/core/codec.h.
+            starts: int32 [clusters], the drive that each begins on, -1 for the next in turn; see
+                csrc/core/placement.h.
 
         Raises:
             StorageError: a drive failed or is full. CapacityError: `dram_bytes` or `disk_bytes`.
@@ -187,6 +193,7 @@ class Store:
                 initial_fill,
                 profile_queries,
                 codec,
+                starts,
             )
         return Segment(self, handle, k.shape[1], offsets.numel() - 1, members.numel())
 
@@ -195,6 +202,12 @@ class Store:
         with errors.converted():
             offsets, members = _ops.segment_clusters(self._handle, segment.handle)
         return offsets, members
+
+    def drives_of(self, segment: Segment) -> torch.Tensor:
+        """Drive of each member of a segment's clusters: uint8, not a copy."""
+        with errors.converted():
+            drives: torch.Tensor = _ops.segment_drives(self._handle, segment.handle)
+        return drives
 
     def fetch(
         self, rows: Iterable[Wanted], *, purpose: str = "decode", ahead: Fetch | None = None

@@ -9,7 +9,7 @@ they hold; a loop of your own may call them directly:
 | `store_pool` | handle -> uint8 view of all entries in fast memory |
 | `window_append`, `window_retain`, `window_release` | k, v [kv_heads, n, dim] -> slots int64 [n] |
 | `segment_write`, `segment_free` | k, v, clusters -> handle of what lies on the drives |
-| `segment_clusters` | handle -> its clusters, not copied |
+| `segment_clusters`, `segment_drives` | handle -> its clusters, and the drive of each copy |
 | `fetch_submit` | segments, clusters, entries of B rows -> ticket, and what is in fast memory |
 | `fetch_wait`, `fetch_release` | ticket -> entry numbers and slots by row, whether more follows |
 | `store_charge`, `store_stats`, `store_notes`, `store_close` | accounting and the end |
@@ -162,6 +162,11 @@ def _(store: int, segment: int) -> tuple[Tensor, Tensor]:
     return _list_of_unknown_length().int(), _list_of_unknown_length().int()
 
 
+@torch.library.register_fake("swarm_kv::segment_drives")
+def _(store: int, segment: int) -> Tensor:
+    return _list_of_unknown_length().to(torch.uint8)
+
+
 @torch.library.register_fake("swarm_kv::stored_entry_bytes")
 def _(k: Tensor, codec: str) -> int:
     torch._check(k.dim() == 3, lambda: f"stored_entry_bytes: k must have 3 dimensions: {k.dim()}")
@@ -180,6 +185,7 @@ def _(
     initial_fill: str = "none",
     profile_queries: int = 0,
     codec: str = "none",
+    starts: Tensor | None = None,
 ) -> int:
     _check_keys_values("segment_write", k, v)
     return NO_HANDLE

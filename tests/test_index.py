@@ -117,7 +117,7 @@ def test_bytes_by_part() -> None:
     assert parts == {
         "codes": KV_HEADS * 4 * 7,
         "codebook": KV_HEADS * (4 * 256 * DIM + 2 * DIM * DIM),
-        "clusters": 4 * (4 + 8),
+        "clusters": 4 * (4 + 8 + 3),
         "medoids": 2 * KV_HEADS * 3 * DIM,
     }
     assert built.nbytes() == sum(parts.values())

@@ -24,6 +24,7 @@ class PlacementStrategy {
     ++turn.next;
   }
   virtual bool keeps_clusters_whole() const { return false; }
+  virtual bool starts_anywhere() const { return false; }
 };
 
 void stripe(Drives members, size_t start, size_t drives) {
@@ -38,6 +39,7 @@ class RoundRobin final : public PlacementStrategy {
     stripe(members, turn.next % weights.size(), weights.size());
     turn.next += static_cast<int64_t>(members.size());
   }
+  bool starts_anywhere() const override { return true; }
 };
 
 class FixedStart final : public PlacementStrategy {
@@ -53,6 +55,7 @@ class Sequential final : public PlacementStrategy {
     place_run(members, weights, turn);
   }
   bool keeps_clusters_whole() const override { return true; }
+  bool starts_anywhere() const override { return true; }
 };
 
 // Smooth weighted round robin, in whole numbers so that equal weights never drift apart.
@@ -101,7 +104,8 @@ const Registry<PlacementStrategy>& registry() {
   throw Error(ErrorKind::kArgument, "place: " + message);
 }
 
-void check(const Clusters& clusters, std::span<const double> weights, const Turn& turn) {
+void check(const Clusters& clusters, std::span<const double> weights, const Turn& turn,
+           std::span<const int32_t> starts) {
   const auto members = static_cast<int64_t>(clusters.members.size());
   if (clusters.offsets.empty() || clusters.offsets.front() != 0 ||
       clusters.offsets.back() > members ||
@@ -122,6 +126,16 @@ void check(const Clusters& clusters, std::span<const double> weights, const Turn
            std::to_string(weights[d]));
     }
   }
+  if (!starts.empty() && std::ssize(starts) != clusters.count()) {
+    fail("starts must be one per cluster, " + std::to_string(clusters.count()) + ", got " +
+         std::to_string(starts.size()));
+  }
+  for (const int32_t start : starts) {
+    if (start < -1 || start >= std::ssize(weights)) {
+      fail("a start must be a drive in [0, " + std::to_string(weights.size()) +
+           "), or -1 for none, got " + std::to_string(start));
+    }
+  }
   if (turn.next < 0 || turn.next > std::numeric_limits<int64_t>::max() - members) {
     fail("p_global must be at least 0 and must not overflow, got " + std::to_string(turn.next));
   }
@@ -140,9 +154,9 @@ bool in_token_order(const Clusters& clusters, int64_t cluster) {
 std::vector<std::string> placement_names() { return registry().names(); }
 
 Placement place(const Clusters& clusters, std::span<const double> weights,
-                const std::string& strategy_name, Turn& turn) {
+                const std::string& strategy_name, Turn& turn, std::span<const int32_t> starts) {
   const std::unique_ptr<PlacementStrategy> strategy = registry().make(strategy_name);
-  check(clusters, weights, turn);
+  check(clusters, weights, turn, starts);
 
   Placement placement;
   placement.drive.resize(clusters.members.size());
@@ -156,7 +170,10 @@ Placement place(const Clusters& clusters, std::span<const double> weights,
   };
   for (int64_t c = 0; c < clusters.count(); ++c) {
     const Drives members = drives.subspan(clusters.offsets[c], clusters.size(c));
-    if (!strategy->keeps_clusters_whole() && in_token_order(clusters, c)) {
+    if (!starts.empty() && starts[c] >= 0 && strategy->starts_anywhere()) {
+      Turn own{.next = starts[c], .credit = {}};
+      strategy->place_cluster(members, weights, own);
+    } else if (!strategy->keeps_clusters_whole() && in_token_order(clusters, c)) {
       place_runs(members);
     } else {
       strategy->place_cluster(members, weights, next);

@@ -46,11 +46,16 @@ struct Turn {
 // own rule. So are the members of a cluster that is a stretch of the sequence (more than two
 // members, each the successor of the one before); "sequential" keeps it whole.
 //
+// A cluster with starts[c] >= 0 is the further part of one that lies elsewhere: "round_robin" and
+// "sequential" place it as if it were starts[c]'s turn (section 6.2: after the newest member), and
+// p_global stays. The others keep their rule. An empty `starts` has none.
+//
 // `turn` changes only on success. Throws Error(kArgument) for offsets that do not ascend from 0 to
 // at most the number of members, for a number of drives outside [1, kMaxDrives], a weight that is
-// not positive and finite, or an unknown strategy (the message lists the known ones).
+// not positive and finite, `starts` that are not one per cluster or name a drive that does not
+// exist, or an unknown strategy (the message lists the known ones).
 Placement place(const Clusters& clusters, std::span<const double> weights,
-                const std::string& strategy, Turn& turn);
+                const std::string& strategy, Turn& turn, std::span<const int32_t> starts = {});
 
 // Names that place accepts.
 std::vector<std::string> placement_names();

@@ -186,7 +186,7 @@ void Store::free_extents(const Segment& segment, size_t drives) {
 
 int64_t Store::write(const EntrySource& source, int64_t entries, Clusters clusters,
                      const std::string& label, const InitialFill& fill,
-                     const std::string& codec_name) {
+                     const std::string& codec_name, std::span<const int32_t> starts) {
   const std::lock_guard lock(mutex_);
   check_open();
   const auto score = make_tier_score(fill.score);
@@ -195,7 +195,8 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
   std::unique_ptr<Codec> codec = make_codec(codec_name, source, entries);
   const int64_t stored_bytes = codec ? codec->stored_bytes() : source.entry_bytes();
   Turn turn = turn_;
-  Placement placement = place(clusters, speeds(shapes_, stored_bytes), options_.placement, turn);
+  Placement placement =
+      place(clusters, speeds(shapes_, stored_bytes), options_.placement, turn, starts);
   RoutingTable routing(clusters, entries);
   auto segment = std::make_shared<Segment>(Segment{.id = next_handle_,
                                                    .label = label,

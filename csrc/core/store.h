@@ -71,11 +71,11 @@ class Store {
 
   // Writes `entries` entries in `clusters` to the drives, coded by the codec named; returns the
   // segment's handle. With a profile, the cluster cache begins with the entries that are worth most
-  // by it; they come from `source` through the codec, not from the drives. On an error nothing
-  // stays allocated.
+  // by it; they come from `source` through the codec, not from the drives. `starts`: see place().
+  // On an error nothing stays allocated.
   int64_t write(const EntrySource& source, int64_t entries, Clusters clusters,
                 const std::string& label, const InitialFill& fill = {},
-                const std::string& codec = "none");
+                const std::string& codec = "none", std::span<const int32_t> starts = {});
   // The segment's space is reused once no fetch reads from it any more.
   void free_segment(int64_t segment);
   // What lies on the drives; not to be read from while fetches change its residency.

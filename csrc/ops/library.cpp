@@ -10,6 +10,9 @@ STABLE_TORCH_LIBRARY(swarm_kv, m) {
       "cluster(Tensor bits, str clusterer, str distance, float tau, int max_size, "
       "int max_replicas, int min_activation, str cold, int block, int max_index_bytes, int seed) "
       "-> (Tensor offsets, Tensor members)");
+  m.def(
+      "join_clusters(Tensor bits, Tensor medoid_bits, int steps, str distance, float tau, "
+      "int max_replicas) -> (Tensor rows, Tensor homes)");
   m.def("score_codes(Tensor q, Tensor codebooks, Tensor codes, float scale) -> Tensor");
   m.def("score_packed_codes(Tensor q, Tensor codebooks, Tensor codes, float scale) -> Tensor");
   m.def("score_clusters(Tensor q, Tensor keys, float scale) -> Tensor");

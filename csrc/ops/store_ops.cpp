@@ -169,7 +169,8 @@ void window_release(int64_t handle, Tensor slots) {
 
 int64_t segment_write(int64_t handle, Tensor k, Tensor v, Tensor offsets, Tensor members,
                       std::string label, std::optional<Tensor> activations,
-                      std::string initial_fill, int64_t profile_queries, std::string codec) {
+                      std::string initial_fill, int64_t profile_queries, std::string codec,
+                      std::optional<Tensor> starts) {
   const KeysValues entries("segment_write", k, v);
   Clusters clusters;
   clusters.offsets = int32_list("segment_write", "offsets", offsets);
@@ -184,8 +185,10 @@ int64_t segment_write(int64_t handle, Tensor k, Tensor v, Tensor offsets, Tensor
             {data<int32_t>(counts), static_cast<size_t>(counts.numel())},
             profile_queries};
   }
+  std::vector<int32_t> first_drives;
+  if (starts) first_drives = int32_list("segment_write", "starts", *starts);
   return store_of(handle)->write(entries.source(), entries.keys.size(1), std::move(clusters), label,
-                                 fill, codec);
+                                 fill, codec, first_drives);
 }
 
 // What the store holds anyway, not a copy.
@@ -198,6 +201,16 @@ std::tuple<Tensor, Tensor> segment_clusters(int64_t handle, int64_t segment) {
                                     ScalarType::Int, [held](void*) {});
   };
   return {view(held->clusters.offsets), view(held->clusters.members)};
+}
+
+// Of the store's own too.
+Tensor segment_drives(int64_t handle, int64_t segment) {
+  const std::shared_ptr<const Segment> held = store_of(handle)->segment(segment);
+  const std::vector<uint8_t>& drives = held->placement.drive;
+  return torch::stable::from_blob(const_cast<uint8_t*>(drives.data()),
+                                  {static_cast<int64_t>(drives.size())}, {1},
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  ScalarType::Byte, [held](void*) {});
 }
 
 int64_t stored_entry_bytes(Tensor k, std::string codec_name) {
@@ -283,8 +296,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(swarm_kv, m) {
   m.def(
       "segment_write(int store, Tensor k, Tensor v, Tensor offsets, Tensor members, str label, "
       "Tensor? activations=None, str initial_fill=\"none\", int profile_queries=0, "
-      "str codec=\"none\") -> int");
+      "str codec=\"none\", Tensor? starts=None) -> int");
   m.def("segment_clusters(int store, int segment) -> (Tensor offsets, Tensor members)");
+  m.def("segment_drives(int store, int segment) -> Tensor");
   m.def("stored_entry_bytes(Tensor k, str codec) -> int");
   m.def("segment_free(int store, int segment) -> ()");
   m.def(
@@ -310,6 +324,7 @@ STABLE_TORCH_LIBRARY_IMPL(swarm_kv, CompositeExplicitAutograd, m) {
   m.impl("window_release", SWARM_KV_BOX(window_release));
   m.impl("segment_write", SWARM_KV_BOX(segment_write));
   m.impl("segment_clusters", SWARM_KV_BOX(segment_clusters));
+  m.impl("segment_drives", SWARM_KV_BOX(segment_drives));
   m.impl("stored_entry_bytes", SWARM_KV_BOX(stored_entry_bytes));
   m.impl("segment_free", SWARM_KV_BOX(segment_free));
   m.impl("fetch_submit", SWARM_KV_BOX(fetch_submit));

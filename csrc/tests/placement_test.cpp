@@ -77,6 +77,36 @@ TEST(Placement, RoundRobinCarriesOver) {
   EXPECT_EQ(turn.next, 8);
 }
 
+TEST(Placement, FurtherPartsBeginWhereTheyAreTold) {
+  const Clusters clusters = clusters_of({3, 2, 2, 2});
+  const std::vector<int32_t> starts{-1, 2, -1, 3};
+  Turn turn;
+  const Placement striped = place(clusters, equal(4), "round_robin", turn, starts);
+  EXPECT_EQ(drives_of(striped), (std::vector<int>{0, 1, 2, 2, 3, 3, 0, 3, 0}));
+  EXPECT_EQ(violation(clusters, striped), "");
+  EXPECT_EQ(turn.next, 5);  // of the clusters that are new
+  turn = {};
+  const Placement whole = place(clusters, equal(4), "sequential", turn, starts);
+  EXPECT_EQ(drives_of(whole), (std::vector<int>{0, 0, 0, 2, 2, 1, 1, 3, 3}));
+  EXPECT_EQ(turn.next, 2);
+  // These have a rule of their own.
+  for (const char* name : {"fixed_start", "weighted"}) {
+    Turn with, without;
+    EXPECT_EQ(drives_of(place(clusters, equal(4), name, with, starts)),
+              drives_of(place(clusters, equal(4), name, without)));
+    EXPECT_EQ(with.next, without.next);
+  }
+}
+
+TEST(Placement, RefusesStartsThatDoNotFit) {
+  Turn turn;
+  for (const std::vector<int32_t>& starts :
+       {std::vector<int32_t>{0}, std::vector<int32_t>{0, 4}, std::vector<int32_t>{0, -2}}) {
+    EXPECT_THROW(place(clusters_of({3, 3}), equal(4), "sequential", turn, starts), Error);
+  }
+  EXPECT_EQ(turn.next, 0);
+}
+
 TEST(Placement, FixedStartAlwaysBeginsAtDriveZero) {
   Turn turn{7, {}};
   const Placement placement = place(clusters_of({3, 1, 5}), equal(4), "fixed_start", turn);

@@ -41,6 +41,7 @@ SAMPLES = {
         (BITS, name, "jaccard", 0.9, 8, 3, 1, "coded", 16, 0, 0)
         for name in ("swarm", "no_replica", "medoid_only", "hypergraph", "sequence_blocks")
     ],
+    "join_clusters": [(BITS, BITS[:7], 128, name, 0.9, 2) for name in ("jaccard", "global")],
     "score_codes": [(Q, CODEBOOKS, CODES, 0.25), (Q.half(), CODEBOOKS, CODES, 0.25)],
     "score_packed_codes": [
         (Q, PACKED_BOOKS, PACKED, 0.25),
@@ -62,7 +63,7 @@ SAMPLES = {
     "merge_attention": [PARTIALS, tuple(x.double() for x in PARTIALS)],
 }
 CASES = [(name, args) for name, samples in SAMPLES.items() for args in samples]
-FLOATING_OPS = [name for name in SAMPLES if not name.startswith(("cluster", "select"))]
+FLOATING_OPS = [name for name in SAMPLES if not name.startswith(("cluster", "join", "select"))]
 
 
 def test_every_operator_has_samples_reference_and_docstring():

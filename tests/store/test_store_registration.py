@@ -82,8 +82,10 @@ SAMPLES: dict[str, Callable[[Rig], tuple[Any, ...]]] = {
     "segment_write": lambda rig: (
         *(rig.handle, DATA.k, DATA.v, *blocks(10), "layer 0"),
         *(torch.ones(10, dtype=torch.int32), "printed", 4, "int8"),
+        torch.full((2,), -1, dtype=torch.int32),
     ),
     "segment_clusters": lambda rig: (rig.handle, rig.segment()),
+    "segment_drives": lambda rig: (rig.handle, rig.segment()),
     "stored_entry_bytes": lambda rig: (DATA.k, "int8"),
     "segment_free": lambda rig: (rig.handle, rig.segment()),
     "fetch_submit": lambda rig: rig.riding(),
