@@ -86,7 +86,7 @@ std::string count_json(const Traffic::Count& count) {
 }  // namespace
 
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
-                       int64_t cached_entries, uint64_t allocated_bytes,
+                       const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes) {
   std::string per_drive(1, '[');
@@ -122,8 +122,10 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("stored_bytes", traffic.stored_bytes)
       .number("stored_entries", traffic.stored_entries)
       .number("stored_copies", traffic.stored_copies)
-      .number("padding_bytes", allocated_bytes - traffic.stored_bytes)
-      .raw("dram", dram_json(budget, pool, cached_entries))
+      .number("padding_bytes", holdings.allocated_bytes - traffic.stored_bytes)
+      .number("tickets", holdings.tickets)
+      .number("staged_bytes", holdings.staged_bytes)
+      .raw("dram", dram_json(budget, pool, holdings.cached_entries))
       .raw("decode", count_json(traffic.by_purpose[static_cast<int>(Purpose::kDecode)]))
       .raw("stream", count_json(traffic.by_purpose[static_cast<int>(Purpose::kStream)]))
       .raw("drives", per_drive)
