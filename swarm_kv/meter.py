@@ -88,8 +88,9 @@ class Meter:
 class DriveStats:
     """One drive.
 
-    `decode_bytes` and `decode_requests` are totals of what decoding steps read; percentiles are in
-    microseconds from submission; `t_base` and `t_transfer` in seconds per request and per byte.
+    `decode_bytes` and `decode_requests` are totals of what decoding steps read, ahead or not;
+    percentiles are in microseconds from submission; `t_base` and `t_transfer` in seconds per
+    request and per byte.
     """
 
     name: str
@@ -185,7 +186,7 @@ class Stats:
 
 def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
     """Combine the store's counters with the caches' meter."""
-    dram, decode = counters["dram"], counters["decode"]
+    dram, decode, early = counters["dram"], counters["decode"], counters["prefetch"]
     steps = max(meter.steps, 1)
     drives = tuple(
         DriveStats(**{field.name: drive[field.name] for field in dataclasses.fields(DriveStats)})
@@ -205,8 +206,8 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         padding_bytes=counters["padding_bytes"],
         written_bytes=counters["written_bytes"],
         steps=meter.steps,
-        bytes_per_step=decode["bytes"] / steps,
-        requests_per_step=decode["requests"] / steps,
+        bytes_per_step=(decode["bytes"] + early["bytes"]) / steps,
+        requests_per_step=(decode["requests"] + early["requests"]) / steps,
         hit_rate=decode["hits"] / max(decode["wanted"], 1),
         mass=statistics.mean(one.mass for one in layers) if layers else None,
         mass_error=math.hypot(*(one.error for one in layers)) / max(len(layers), 1),
@@ -214,6 +215,6 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         recall=meter.fetched_mass / meter.best_mass if meter.best_mass > 0 else None,
         recall_samples=meter.recall_samples,
         wait_seconds=decode["wait_seconds"],
-        repaired=decode["repaired"] + counters["stream"]["repaired"],
+        repaired=sum(counters[purpose]["repaired"] for purpose in ("decode", "stream", "prefetch")),
         drives=drives,
     )

@@ -22,7 +22,8 @@ struct Holdings {
 
 // The store's counters as one JSON object: what is stored and, as `padding_bytes`, what the drives
 // hold beyond it; `tickets` and `staged_bytes`, `dram` by use, `traffic` by purpose, and one object
-// per drive with its engine, device model and counters.
+// per drive with its engine, device model and counters (`decode_*`: reads of decoding steps, also
+// those that were read ahead).
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
                        const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,

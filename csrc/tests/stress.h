@@ -85,7 +85,8 @@ class Stress {
     shared_.reset();
     if (options_.leak_a_ticket) leak();
     const std::string stats = store_->stats();
-    result_.repaired = number(stats, "repaired", "decode") + number(stats, "repaired", "stream");
+    result_.repaired = number(stats, "repaired", "decode") + number(stats, "repaired", "stream") +
+                       number(stats, "repaired", "prefetch");
     for (const auto& drive : drives_) {
       result_.faults += drive->faults();
       result_.short_reads += drive->counters().short_transfers;
@@ -140,11 +141,20 @@ class Stress {
     int64_t charged = 0;
   };
 
-  struct Outstanding {
-    int64_t ticket = 0;
+  // What a sequence wants of a fetch, and has not got yet.
+  struct Asked {
     std::vector<std::shared_ptr<const Segment>> segments;
     std::vector<uint64_t> owners;
+    std::vector<int64_t> handles, clusters, entries;
+    int64_t limit = 0;
     std::set<int64_t> wanted;
+
+    Row row() const { return {handles, clusters, entries, limit}; }
+  };
+
+  struct Outstanding {
+    int64_t ticket = 0;
+    std::vector<Asked> rows;
     bool exposed = false;  // another thread may release it
   };
 
@@ -186,7 +196,9 @@ class Stress {
   void leak() {
     const auto forgotten = write(8);
     const std::vector<int64_t> entries{0, 1};
-    store_->submit({{forgotten->segment->id}}, {}, entries, 8, Purpose::kStream);
+    const std::vector<int64_t> handles{forgotten->segment->id};
+    const Row row{handles, {}, entries, 8};
+    store_->submit({&row, 1}, Purpose::kStream);
   }
 
   // ---- drives and faults
@@ -341,53 +353,76 @@ class Stress {
 
   // ---- fetches
 
-  Outstanding submit(const Sequence& sequence, std::mt19937& random) {
-    Outstanding fetch;
-    std::vector<int64_t> handles, clusters, entries;
-    int64_t total = 0, first_cluster = 0;
+  static Asked ask(const Sequence& sequence, std::mt19937& random) {
+    Asked asked;
+    int64_t total = 0;
     for (const auto& written : sequence.segments) {
-      fetch.segments.push_back(written->segment);
-      fetch.owners.push_back(written->owner);
-      handles.push_back(written->segment->id);
+      asked.segments.push_back(written->segment);
+      asked.owners.push_back(written->owner);
+      asked.handles.push_back(written->segment->id);
       total += written->segment->entries;
     }
-    const int64_t limit = random() % 4 ? total : random() % (total + 1);
+    asked.limit = random() % 4 ? total : random() % (total + 1);
     const auto want = [&](int64_t entry) {
-      if (entry < limit) fetch.wanted.insert(entry);
+      if (entry < asked.limit) asked.wanted.insert(entry);
     };
-    int64_t first = 0;
-    for (const auto& segment : fetch.segments) {
+    int64_t first = 0, first_cluster = 0;
+    for (const auto& segment : asked.segments) {
       const Clusters& all = segment->clusters;
       if (random() % 2) {
         const int64_t c = random() % all.count();
-        clusters.push_back(first_cluster + c);
+        asked.clusters.push_back(first_cluster + c);
         for (int32_t p = all.offsets[c]; p < all.offsets[c + 1]; ++p) want(first + all.members[p]);
       }
       first += segment->entries;
       first_cluster += all.count();
     }
-    for (int i = 20 + random() % 60; i > 0; --i) {
-      entries.push_back(random() % total);
-      want(entries.back());
+    for (int i = 20 + random() % 40; i > 0; --i) {
+      asked.entries.push_back(random() % total);
+      want(asked.entries.back());
+    }
+    return asked;
+  }
+
+  // A fetch for one to three sequences, which may ride on a prefetch of a part of it.
+  Outstanding submit(const std::deque<Sequence>& sequences, std::mt19937& random) {
+    Outstanding fetch;
+    for (int i = 1 + random() % 3; i > 0; --i) {
+      fetch.rows.push_back(ask(sequences[random() % sequences.size()], random));
+    }
+    std::vector<Row> rows;
+    for (const Asked& asked : fetch.rows) rows.push_back(asked.row());
+    int64_t ahead = 0;
+    if (random() % 3 == 0) {
+      std::vector<Row> part = rows;
+      for (Row& row : part) row.entries = row.entries.first(random() % row.entries.size());
+      ahead = store_->submit(part, Purpose::kPrefetch).ticket;
+      if (random() % 8 == 0) {
+        store_->release_ticket(std::exchange(ahead, 0));
+        ++result_.cancelled;
+      }
     }
     const auto purpose = random() % 8 ? Purpose::kDecode : Purpose::kStream;
-    const auto submitted = store_->submit(handles, clusters, entries, limit, purpose);
+    const auto submitted = store_->submit(rows, purpose, ahead);
     fetch.ticket = submitted.ticket;
     take(fetch, submitted.resident);
     return fetch;
   }
 
-  void take(Outstanding& fetch, const Fetched& arrived) {
-    for (size_t i = 0; i < arrived.ids.size(); ++i) {
-      result_.missing += fetch.wanted.erase(arrived.ids[i]) == 0;
-      if (fetch.exposed) continue;  // the slots may be another fetch's by now
-      int64_t number = arrived.ids[i];
-      size_t segment = 0;
-      while (number >= fetch.segments[segment]->entries) {
-        number -= fetch.segments[segment++]->entries;
+  void take(Outstanding& fetch, const Delivery& arrived) {
+    for (size_t r = 0; r < fetch.rows.size(); ++r) {
+      Asked& row = fetch.rows[r];
+      for (int64_t i = arrived.rows[r]; i < arrived.rows[r + 1]; ++i) {
+        int64_t number = arrived.ids[i];
+        result_.missing += row.wanted.erase(number) == 0;
+        if (fetch.exposed) continue;  // the slots may be another fetch's by now
+        size_t segment = 0;
+        while (number >= row.segments[segment]->entries) {
+          number -= row.segments[segment++]->entries;
+        }
+        result_.wrong += !matches(row.owners[segment], number, arrived.slots[i]);
+        ++result_.entries;
       }
-      result_.wrong += !matches(fetch.owners[segment], number, arrived.slots[i]);
-      ++result_.entries;
     }
   }
 
@@ -397,13 +432,13 @@ class Stress {
     try {
       for (bool more = true; more && whole;) {
         const Store::Round round = store_->wait(fetch.ticket);
-        take(fetch, round.fetched);
+        take(fetch, round.arrived);
         more = round.more;
       }
       if (whole) {
-        result_.missing += fetch.wanted.size();
+        for (const Asked& row : fetch.rows) result_.missing += row.wanted.size();
       } else {
-        if (fetch.ticket % 2) take(fetch, store_->wait(fetch.ticket).fetched);
+        if (fetch.ticket % 2) take(fetch, store_->wait(fetch.ticket).arrived);
         ++result_.cancelled;
       }
       store_->release_ticket(fetch.ticket);
@@ -426,18 +461,21 @@ class Stress {
     };
     const int64_t drive = behind("drive drive"), entry = behind(": entry ");
     const int64_t owner = behind(" of segment ");
-    const auto named = std::find(fetch.owners.begin(), fetch.owners.end(), owner);
-    if (drive != kFailing || entry < 0 || named == fetch.owners.end()) {
-      ++result_.unnamed;
-      note(message);
-      return;
+    for (const Asked& row : fetch.rows) {
+      for (size_t s = 0; s < row.owners.size(); ++s) {
+        if (drive != kFailing || entry < 0 || row.owners[s] != static_cast<uint64_t>(owner)) {
+          continue;
+        }
+        bool spare = false;
+        for (const int32_t copy : row.segments[s]->routing.copies_of(entry)) {
+          spare = spare || row.segments[s]->placement.drive[copy] != kFailing;
+        }
+        result_.avoidable += spare;
+        return;
+      }
     }
-    const Segment& segment = *fetch.segments[named - fetch.owners.begin()];
-    bool spare = false;
-    for (const int32_t copy : segment.routing.copies_of(entry)) {
-      spare = spare || segment.placement.drive[copy] != kFailing;
-    }
-    result_.avoidable += spare;
+    ++result_.unnamed;
+    note(message);
   }
 
   void note(const std::string& error) {
@@ -483,7 +521,7 @@ class Stress {
       Sequence& grown = sequences[random() % sequences.size()];
       if (grown.segments.size() < 4) grown.segments.push_back(write(40));
     }
-    fetches.push_back(submit(sequences[random() % sequences.size()], random));
+    fetches.push_back(submit(sequences, random));
     if (dice >= 14 && dice < 20) cancel_from_outside(fetches.back());
     while (fetches.size() > 2 || (!fetches.empty() && random() % 4 == 0)) {
       settle(fetches, random() % 10 > 0);
