@@ -188,13 +188,12 @@ class SwarmCache(Cache):
         vars(self.state).update(vars(CacheState()))
 
     def _count(self, layer_idx: int, tokens: int) -> None:
-        """Steps, the recall meter's sampling, and the progress bar of a long prefill."""
+        """Steps, and the progress bar of a long prefill."""
         if layer_idx == self._first:
             layer: Any = self.layers[layer_idx]
             if layer.decodes(layer.get_seq_length(), tokens):
-                meter, every = self.store.meter, self.store.config.recall_every
-                self.state.sampling = every > 0 and meter.steps % every == 0
-                meter.steps += 1
+                self.store.meter.steps += 1
+                self.state.step += 1
             if self._progress is None and tokens >= PROGRESS_TOKENS:
                 self._progress = tqdm(
                     total=len(self.layers),

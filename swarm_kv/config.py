@@ -128,8 +128,10 @@ class SwarmConfig:
         verify (`bool`, *optional*, defaults to True): compare every entry read with its checksum.
         device_model (`tuple[float, float]`, *optional*): seconds per request and per byte of every
             drive; measured when the store opens, if not given.
-        recall_every (`int`, *optional*, defaults to 0): measure recall at every so many steps; this
-            reads the whole context at that step. 0 never does.
+        recall_every (`int`, *optional*, defaults to 64): measure at every so many steps, per layer,
+            how much attention the read entries hold; 0 never does.
+        recall_sample (`int`, *optional*, defaults to 256): entries that a measurement reads, and
+            estimates the rest of the context by; 0 reads the whole context and is exact.
 
     Raises:
         ArgumentError: a value outside its limits; the message names it and the limit.
@@ -178,7 +180,8 @@ class SwarmConfig:
     cache_policy: str = "decayed_frequency"
     verify: bool = True
     device_model: tuple[float, float] | None = None
-    recall_every: int = 0
+    recall_every: int = 64
+    recall_sample: int = 256
 
     def __post_init__(self) -> None:
         """Check every value and bring sizes and paths to their plain form."""
@@ -323,6 +326,7 @@ _LEAST = {
     "code_bytes": 1,
     "flush": 1,
     "recall_every": 0,
+    "recall_sample": 0,
     "timeout": 1e-3,
 }
 _FRACTIONAL = {"request_cost", "max_overhead", "timeout"}

@@ -124,6 +124,7 @@ def run(
             sparsity=options.sparsity,
             dram_bytes=size // 4 if options.dram_bytes is None else options.dram_bytes,
             recall_every=options.recall_every,
+            recall_sample=0,
         )
         if options.dram_bytes is None:  # a quarter of a short context would not hold its window
             least = 2 * minimum_dram_bytes(model.config, config, model.dtype)

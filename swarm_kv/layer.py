@@ -29,8 +29,8 @@ class CacheState:
 
     failure: str | None = None
     """Why the cache must not be used any more: some layers have a step that others lost."""
-    sampling: bool = False
-    """Whether this step measures recall."""
+    step: int = -1
+    """Number of the decoding step under way."""
     length: int = 0
     """Tokens per sequence before the step that is under way."""
     reached: int = -1
@@ -446,13 +446,22 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                     part = ops.merge_attention(*part, *attend([slots] * count, False))
                     fetched.append(ids)
             row.observe(scaled, torch.cat(fetched))
+            step, layer, config = self.state.step, self.layer_idx, self.store.config
+            if visible is None and recall.due(step, layer, config.recall_every):
+                lse = part[1], attend(resident(NOTHING), True)[1]
+                attended = recall.Attended(scaled, torch.cat(fetched), *lse, softcap)
+                how = {
+                    "budget": budget,
+                    "sample": config.recall_sample,
+                    "seed": 1024 * step + layer,
+                }
+                mass = recall.measure(row, index, attended, **how)
+                if mass is not None:
+                    self.store.meter.add_mass(layer, mass)
             if row.stored.means is not None:
                 estimate = row.estimate(
                     row.stored.means, scaled, torch.cat(fetched), visible, softcap
                 )
                 part = ops.merge_attention(*part, *estimate)
-            if self.state.sampling and visible is None:
-                masses = recall.fetched_and_best_mass(row, scaled, torch.cat(fetched), budget)
-                self.store.meter.add_recall(*masses)
         row.settle()
         return part[0].transpose(0, 1)

@@ -3,7 +3,64 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from typing import Any
+
+RECENT = 1 / 8
+"""Weight of the newest measurement in a moving mean."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mass:
+    """Attention mass of one step in one layer, outside sinks and window; mean over heads.
+
+    Attributes:
+        share: of the mass on all stored entries, what the read ones hold.
+        error: standard error of `share`; 0 where nothing was estimated.
+        exact: where all entries were read, the mass on those that the step read and on the best
+            ones, as many as the budget.
+    """
+
+    share: float
+    error: float = 0.0
+    exact: tuple[float, float] | None = None
+
+
+@dataclasses.dataclass
+class MassMeter:
+    """Measurements of the mass: their mean, and how they move.
+
+    Attributes:
+        recent: moving mean; a sequence that keeps a meter of its own sees there that its context
+            has drifted. Both means are 0 before the first measurement.
+        recent_error: standard error of `recent`.
+    """
+
+    samples: int = 0
+    total: float = 0.0
+    variance: float = 0.0
+    recent: float = 0.0
+    recent_error: float = 0.0
+
+    def add(self, mass: Mass) -> None:
+        """Add one measurement."""
+        self.samples += 1
+        self.total += mass.share
+        self.variance += mass.error**2
+        weight = max(RECENT, 1 / self.samples)
+        self.recent += weight * (mass.share - self.recent)
+        self.recent_error = math.hypot((1 - weight) * self.recent_error, weight * mass.error)
+
+    @property
+    def mean(self) -> float:
+        """Mean of all measurements."""
+        return self.total / max(self.samples, 1)
+
+    @property
+    def error(self) -> float:
+        """Standard error of `mean` by what was estimated, steps being as they are."""
+        return math.sqrt(self.variance) / max(self.samples, 1)
 
 
 @dataclasses.dataclass
@@ -12,15 +69,19 @@ class Meter:
 
     steps: int = 0
     """Decoding steps."""
+    masses: dict[int, MassMeter] = dataclasses.field(default_factory=dict)
+    """Per layer, over all sequences."""
     fetched_mass: float = 0.0
     best_mass: float = 0.0
     recall_samples: int = 0
 
-    def add_recall(self, fetched: float, best: float) -> None:
+    def add_mass(self, layer: int, mass: Mass) -> None:
         """Add one measurement of one layer and sequence."""
-        self.fetched_mass += fetched
-        self.best_mass += best
-        self.recall_samples += 1
+        self.masses.setdefault(layer, MassMeter()).add(mass)
+        if mass.exact is not None:
+            self.fetched_mass += mass.exact[0]
+            self.best_mass += mass.exact[1]
+            self.recall_samples += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +108,21 @@ class DriveStats:
 
 
 @dataclasses.dataclass(frozen=True)
+class LayerMass:
+    """Attention mass that a layer's reads hold; see `Stats.mass`.
+
+    `mass` is the mean of `samples` measurements, `error` its standard error by the sampling of
+    entries, `recent` a mean in which the newest measurement weighs an eighth.
+    """
+
+    layer: int
+    samples: int
+    mass: float
+    error: float
+    recent: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Stats:
     """State of a store and totals since it opened.
 
@@ -59,8 +135,13 @@ class Stats:
         written_bytes: bytes written.
         steps: decoding steps. bytes_per_step, requests_per_step: read from the drives by one.
         hit_rate: share of the wanted entries that the cluster cache served.
+        mass: share of the attention to stored entries (outside sinks and window, mean over heads)
+            that the read ones hold: mean over layers and the steps measured (`recall_every`). None
+            without measurements. mass_error: its standard error by the sampling of entries
+            (`recall_sample`). mass_by_layer: the same per layer.
         recall: attention mass of the fetched entries over that of the exact best ones, over the
-            sampled steps (`recall_every`); None without samples.
+            steps measured with `recall_sample=0`; None without them. recall_samples: their number,
+            each layer and sequence counted.
         wait_seconds: time that decoding waited for reads.
         repaired: entries that were served by another copy after a failure.
         drives: one `DriveStats` per drive.
@@ -78,6 +159,9 @@ class Stats:
     bytes_per_step: float
     requests_per_step: float
     hit_rate: float
+    mass: float | None
+    mass_error: float
+    mass_by_layer: tuple[LayerMass, ...]
     recall: float | None
     recall_samples: int
     wait_seconds: float
@@ -108,6 +192,10 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         DriveStats(**{field.name: drive[field.name] for field in dataclasses.fields(DriveStats)})
         for drive in counters["drives"]
     )
+    layers = tuple(
+        LayerMass(layer, one.samples, one.mean, one.error, one.recent)
+        for layer, one in sorted(meter.masses.items())
+    )
     return Stats(
         dram_bytes=dram["limit"],
         dram_used_bytes=dram["used"],
@@ -121,6 +209,9 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         bytes_per_step=(decode["bytes"] + early["bytes"]) / steps,
         requests_per_step=(decode["requests"] + early["requests"]) / steps,
         hit_rate=decode["hits"] / max(decode["wanted"], 1),
+        mass=statistics.mean(one.mass for one in layers) if layers else None,
+        mass_error=math.hypot(*(one.error for one in layers)) / max(len(layers), 1),
+        mass_by_layer=layers,
         recall=meter.fetched_mass / meter.best_mass if meter.best_mass > 0 else None,
         recall_samples=meter.recall_samples,
         wait_seconds=decode["wait_seconds"],

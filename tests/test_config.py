@@ -59,6 +59,7 @@ FULL: dict[str, Any] = {
     "verify": False,
     "device_model": (1e-4, 1e-9),
     "recall_every": 7,
+    "recall_sample": 99,
 }
 
 
@@ -150,6 +151,7 @@ def test_staging_is_a_sixteenth_within_bounds(dram: str, staging: int) -> None:
         ("code_bytes", [None, 1], [0], "must be at least 1"),
         ("flush", [1], [0], "must be at least 1"),
         ("recall_every", [0, 1], [-1], "must be at least 0"),
+        ("recall_sample", [0, 1], [-1], "must be at least 0"),
         ("timeout", [0.001, 30, 1e6], [0, -1, math.nan, math.inf], "must be at least 0.001"),
         ("timeout", [1e6], [1.1e6], "must be at most 1000000 seconds"),
     ],

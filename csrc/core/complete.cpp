@@ -77,17 +77,24 @@ Store::Round Store::wait(int64_t id) {
 // meanwhile.
 void Store::await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch) {
   const auto deadline = std::chrono::steady_clock::now() + drives_.front()->timeout();
+  // Threads that are blocked here themselves release nothing: the last one that comes must not join
+  // them.
+  const auto blocked = [&](std::thread::id owner) {
+    return std::any_of(tickets_.begin(), tickets_.end(), [&](const auto& ticket) {
+      return ticket.second->owner == owner && ticket.second->starving;
+    });
+  };
   const auto held_by_another_thread = [&] {
     return std::any_of(tickets_.begin(), tickets_.end(), [&](const auto& ticket) {
       const Fetch& other = *ticket.second;
-      return other.owner != fetch.owner && other.holds_memory();
+      return other.owner != fetch.owner && other.holds_memory() && !blocked(other.owner);
     });
   };
   while (!fetch.in_flight && fetch.next_read < fetch.plan.reads.size() &&
          held_by_another_thread()) {
-    fetch.waiting = true;
+    fetch.waiting = fetch.starving = true;
     const auto woken = arena_released_.wait_until(lock, deadline);
-    fetch.waiting = false;
+    fetch.waiting = fetch.starving = false;
     if (woken == std::cv_status::timeout) return;
     start_round(fetch);
   }

@@ -62,6 +62,10 @@ void collect(std::span<Segment* const> segments, const Selection& row, int32_t n
                            static_cast<uint64_t>(number),
                        static_cast<int32_t>(position)});
   };
+  if (row.limit < 0) {
+    throw Error(ErrorKind::kArgument, "the limit of row " + std::to_string(number) + ", " +
+                                          std::to_string(row.limit) + ", is below 0");
+  }
   for (const int64_t cluster : row.clusters) {
     if (cluster < 0 || cluster >= bases.clusters.back()) {
       throw Error(ErrorKind::kArgument, "cluster " + std::to_string(cluster) +

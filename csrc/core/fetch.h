@@ -81,6 +81,7 @@ struct Fetch {
   std::vector<std::pair<int32_t, int32_t>> pinned;     // (segment index, entry)
   std::thread::id owner = std::this_thread::get_id();  // the thread that submitted it
   bool waiting = false;                                // a thread is inside wait()
+  bool starving = false;                               // and blocked, because the arena is held
 
   bool holds_memory() const {
     return in_flight || delivered || lasting || (ahead && ahead->holds_memory());

@@ -99,7 +99,7 @@ std::string traffic_json(const Traffic& traffic, Purpose purpose) {
 }  // namespace
 
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
-                       int64_t cached_entries, uint64_t allocated_bytes,
+                       const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes) {
   std::string per_drive(1, '[');
@@ -136,8 +136,10 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("stored_bytes", traffic.stored_bytes)
       .number("stored_entries", traffic.stored_entries)
       .number("stored_copies", traffic.stored_copies)
-      .number("padding_bytes", allocated_bytes - traffic.stored_bytes)
-      .raw("dram", dram_json(budget, pool, cached_entries))
+      .number("padding_bytes", holdings.allocated_bytes - traffic.stored_bytes)
+      .number("tickets", holdings.tickets)
+      .number("staged_bytes", holdings.staged_bytes)
+      .raw("dram", dram_json(budget, pool, holdings.cached_entries))
       .raw("decode", traffic_json(traffic, Purpose::kDecode))
       .raw("stream", traffic_json(traffic, Purpose::kStream))
       .raw("prefetch", traffic_json(traffic, Purpose::kPrefetch))

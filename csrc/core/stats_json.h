@@ -12,12 +12,20 @@
 
 namespace swarm_kv {
 
-// The store's counters as one JSON object: what is stored and, as `padding_bytes`, what the drives'
-// `allocated_bytes` hold beyond it; `dram` by use, `traffic` by purpose, and one object per
-// drive with its engine, device model and counters (`decode_*`: reads of decoding steps, also those
-// that were read ahead).
+// What a store holds at the moment.
+struct Holdings {
+  uint64_t allocated_bytes;  // on the drives
+  int64_t cached_entries;
+  uint64_t tickets;       // outstanding fetches
+  uint64_t staged_bytes;  // of the staging memory, by those
+};
+
+// The store's counters as one JSON object: what is stored and, as `padding_bytes`, what the drives
+// hold beyond it; `tickets` and `staged_bytes`, `dram` by use, `traffic` by purpose, and one object
+// per drive with its engine, device model and counters (`decode_*`: reads of decoding steps, also
+// those that were read ahead).
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
-                       int64_t cached_entries, uint64_t allocated_bytes,
+                       const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes);
 

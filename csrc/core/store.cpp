@@ -280,9 +280,9 @@ std::shared_ptr<const Segment> Store::segment(int64_t segment) {
 
 std::string Store::stats() {
   const std::lock_guard lock(mutex_);
-  uint64_t allocated = 0;
-  for (const ExtentAllocator& extents : extents_) allocated += extents.used();
-  return stats_json(traffic_, budget_, pool_, cache_.size(), allocated, drives_, shapes_);
+  Holdings holdings{0, cache_.size(), tickets_.size(), arena_.used()};
+  for (const ExtentAllocator& extents : extents_) holdings.allocated_bytes += extents.used();
+  return stats_json(traffic_, budget_, pool_, holdings, drives_, shapes_);
 }
 
 std::vector<std::string> Store::notes() {

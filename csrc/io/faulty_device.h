@@ -28,7 +28,7 @@ struct FaultRule {
   uint32_t count = 1;  // transfers that it hits before it is used up; UINT32_MAX: all
   int error = 5;       // EIO
   uint32_t keep = 0;   // bytes
-  std::chrono::milliseconds delay{0};
+  std::chrono::microseconds delay{0};
   bool cancellable = true;  // false: like a request that the drive already has
 };
 

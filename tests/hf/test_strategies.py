@@ -83,8 +83,10 @@ def test_recall_tells_selectors_from_a_function_that_does_not_look(
 ) -> None:
     model, mask = tiny_model("qwen3"), torch.ones_like(ids)
 
+    exact = {"recall_every": 1, "recall_sample": 0}
+
     def recall(selector: Any, **more: Any) -> float:
-        config = settings(drives, sparsity=0.2, selector=selector, recall_every=1, **more)
+        config = settings(drives, sparsity=0.2, selector=selector, **exact, **more)
         with swarm_kv.patch(model, config) as swarm:
             teacher_forced(model, ids, mask)
             stats = swarm.stats()
