@@ -50,8 +50,11 @@ def main() -> None:
     query = topics(1, HEADS, generator)
     probabilities = book.score(query * SCALE, codes)
     clusters, entries = ops.select_two_level(probabilities, offsets, members, BUDGET, 1.5, 0.1)
-    ticket, _, _ = ops.fetch_submit(store, [segment], clusters, entries, ENTRIES, "decode")
-    ids, slots, more = ops.fetch_wait(store, ticket)
+    one_row = torch.tensor([0, len(clusters)]), torch.tensor([0, len(entries)])
+    ticket, _, _, _ = ops.fetch_submit(
+        store, [segment], [0, 1], clusters, one_row[0], entries, one_row[1], [ENTRIES], "decode", 0
+    )  # fmt: skip
+    ids, slots, _, more = ops.fetch_wait(store, ticket)
     assert not more, "the arena holds all of these reads"
     rows = torch.tensor([0, len(slots)])
     q = query.transpose(0, 1).contiguous()

@@ -14,7 +14,7 @@ from .dense import accumulation_dtype, add_sink_logits, dense_attention
 from .errors import ArgumentError, StateError
 from .selectors import Selector
 from .sequence import Geometry, Sequence
-from .store import NOTHING, Store
+from .store import NOTHING, Store, Wanted
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -435,12 +435,13 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             else:
                 clusters, entries = self.selector(scaled, index, budget, self.store.config)
             fetched = []
-            with self.store.fetch(row.stored.segments, clusters, entries, row.limit) as fetch:
+            wanted = Wanted(row.stored.segments, clusters, entries, row.limit)
+            with self.store.fetch([wanted]) as fetch:
                 # What is in memory is attended while the reads are under way.
-                ids, slots = row.shown(*fetch.resident, visible)
+                ids, slots = row.shown(*fetch.resident[0], visible)
                 part = attend(resident(slots), True)
                 fetched.append(ids)
-                for read in fetch.rounds():
+                for (read,) in fetch.rounds():
                     ids, slots = row.shown(*read, visible)
                     part = ops.merge_attention(*part, *attend([slots] * count, False))
                     fetched.append(ids)

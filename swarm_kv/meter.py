@@ -27,8 +27,9 @@ class Meter:
 class DriveStats:
     """One drive.
 
-    `decode_bytes` and `decode_requests` are totals of what decoding steps read; percentiles are in
-    microseconds from submission; `t_base` and `t_transfer` in seconds per request and per byte.
+    `decode_bytes` and `decode_requests` are totals of what decoding steps read, ahead or not;
+    percentiles are in microseconds from submission; `t_base` and `t_transfer` in seconds per
+    request and per byte.
     """
 
     name: str
@@ -101,7 +102,7 @@ class Stats:
 
 def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
     """Combine the store's counters with the caches' meter."""
-    dram, decode = counters["dram"], counters["decode"]
+    dram, decode, early = counters["dram"], counters["decode"], counters["prefetch"]
     steps = max(meter.steps, 1)
     drives = tuple(
         DriveStats(**{field.name: drive[field.name] for field in dataclasses.fields(DriveStats)})
@@ -117,12 +118,12 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         padding_bytes=counters["padding_bytes"],
         written_bytes=counters["written_bytes"],
         steps=meter.steps,
-        bytes_per_step=decode["bytes"] / steps,
-        requests_per_step=decode["requests"] / steps,
+        bytes_per_step=(decode["bytes"] + early["bytes"]) / steps,
+        requests_per_step=(decode["requests"] + early["requests"]) / steps,
         hit_rate=decode["hits"] / max(decode["wanted"], 1),
         recall=meter.fetched_mass / meter.best_mass if meter.best_mass > 0 else None,
         recall_samples=meter.recall_samples,
         wait_seconds=decode["wait_seconds"],
-        repaired=decode["repaired"] + counters["stream"]["repaired"],
+        repaired=sum(counters[purpose]["repaired"] for purpose in ("decode", "stream", "prefetch")),
         drives=drives,
     )

@@ -10,6 +10,7 @@ Sinks and window are slots in fast memory; stored entries are written once and s
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Iterator
 
@@ -24,7 +25,7 @@ from .layout import Layout, Problem, Queries, choose, in_sequence
 from .means import ClusterMeans
 from .medoids import Medoids
 from .selectors import Selector, needs_medoids
-from .store import NOTHING, IndexCharge, Segment, Store, Window
+from .store import NOTHING, IndexCharge, Segment, Store, Wanted, Window
 from .store_ops import gather_entries, stored_entry_bytes
 
 logger = logging.getLogger(__name__)
@@ -217,12 +218,11 @@ class Sequence:
         if visible is not None:
             stored = visible[len(self.sinks) : len(self.sinks) + self.limit]
             everything = everything[stored]
-        segments = self.stored.segments
-        with self.store.fetch(segments, NOTHING, everything, self.limit, purpose="stream") as fetch:
-            if fetch.resident[0].numel():
-                yield fetch.resident[0], *self.gather(fetch.resident[1])
-            for ids, slots in fetch.rounds():
-                yield ids, *self.gather(slots)
+        wanted = Wanted(self.stored.segments, NOTHING, everything, self.limit)
+        with self.store.fetch([wanted], purpose="stream") as fetch:
+            for ((ids, slots),) in itertools.chain([fetch.resident], fetch.rounds()):
+                if ids.numel():
+                    yield ids, *self.gather(slots)
 
     def read_all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, limit, head_dim] of all stored entries."""
@@ -478,10 +478,9 @@ class Sequence:
         shape = self.geometry
         rows = torch.empty(shape.kv_heads, 2 * half, shape.head_dim, dtype=shape.dtype)
         numbers = torch.arange(half, dtype=torch.int64)
-        with self.store.fetch(
-            (profile.segment,), NOTHING, numbers, half, purpose="stream"
-        ) as fetch:
-            for ids, slots in fetch.rounds():
+        wanted = Wanted((profile.segment,), NOTHING, numbers, half)
+        with self.store.fetch([wanted], purpose="stream") as fetch:
+            for ((ids, slots),) in fetch.rounds():
                 k, v = self.gather(slots)
                 rows[:, ids], rows[:, ids + half] = k, v
         q = rows.reshape(shape.heads, -1, shape.head_dim)

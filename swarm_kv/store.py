@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import json
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -194,29 +196,24 @@ class Store:
             offsets, members = _ops.segment_clusters(self._handle, segment.handle)
         return offsets, members
 
-    @contextlib.contextmanager
     def fetch(
-        self,
-        segments: tuple[Segment, ...],
-        clusters: torch.Tensor,
-        entries: torch.Tensor,
-        limit: int,
-        *,
-        purpose: str = "decode",
-    ) -> Iterator[Fetch]:
-        """Start reading clusters and single entries of a layer; see `Fetch`.
+        self, rows: Iterable[Wanted], *, purpose: str = "decode", ahead: Fetch | None = None
+    ) -> Fetch:
+        """Start reading clusters and single entries of a layer; returns at once. See `Fetch`.
 
         Args:
-            segments: the layer's segments, in order; clusters and entries are numbered through.
-            clusters, entries: int64.
-            limit: entries at or above it are left out.
-            purpose: `decode` feeds the cluster cache, `stream` leaves it as it is.
+            rows: what each sequence of a batch wants. What several want, because forks share
+                segments, is read once.
+            purpose: `decode` counts as an activation and feeds the cluster cache, `prefetch` feeds
+                it, `stream` leaves it as it is.
+            ahead: a prefetch of the same layer. What it has delivered or in flight is not read
+                again. It becomes a part of the new fetch and is released with it.
+
+        Raises:
+            ArgumentError: a number does not exist, or `ahead` is no prefetch.
+            StateError: the store is closed, or `ahead` was released.
         """
-        fetch = Fetch(self, segments, clusters, entries, limit, purpose)
-        try:
-            yield fetch
-        finally:
-            fetch.release()
+        return Fetch(self, rows, purpose, ahead)
 
 
 def _on_collection(owner: Any, function: Any, *args: Any) -> weakref.finalize[Any, Any]:
@@ -280,58 +277,106 @@ def _return_charge(store: Store, size: int) -> None:
         store.charge(-size)
 
 
-class Fetch:
-    """Reads under way. `resident` is there at once, `rounds()` yields the rest as it arrives.
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What one sequence wants of one layer.
 
     Attributes:
-        resident: `(ids, slots)` of entries that the cluster cache holds: int64, numbers through the
-            layer's segments and byte offsets in the pool; valid until the fetch ends.
+        segments: the layer's segments, in order; clusters and entries are numbered through.
+        clusters, entries: int64, taken whole and one by one; either may repeat the other.
+        limit: entries at or above it are left out.
+    """
+
+    segments: tuple[Segment, ...]
+    clusters: torch.Tensor
+    entries: torch.Tensor
+    limit: int
+
+
+Rows = list[tuple[torch.Tensor, torch.Tensor]]
+"""Per row: int64 numbers of entries through the row's segments, and their slots: byte offsets in
+the pool."""
+
+
+def _ragged(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    sizes = [0, *itertools.accumulate(part.numel() for part in parts)]
+    return (parts[0] if len(parts) == 1 else torch.cat([NOTHING, *parts])), torch.tensor(sizes)
+
+
+def _split(ids: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Rows:
+    bounds = rows.tolist()
+    return [(ids[a:b], slots[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+class Fetch:
+    """Reads under way, for all rows of a batch. A context manager: it ends with the block.
+
+    Attributes:
+        resident: what was in fast memory already, valid until the fetch ends.
     """
 
     def __init__(
-        self,
-        store: Store,
-        segments: tuple[Segment, ...],
-        clusters: torch.Tensor,
-        entries: torch.Tensor,
-        limit: int,
-        purpose: str,
+        self, store: Store, rows: Iterable[Wanted], purpose: str, ahead: Fetch | None
     ) -> None:
         self._store = store
-        self._segments = segments  # not freed while being read
+        self._rows = list(rows)  # their segments are not freed while being read
+        segments = [[segment.handle for segment in row.segments] for row in self._rows]
+        early = 0
+        if ahead is not None:
+            if ahead._held[0] is None:
+                raise errors.StateError("the prefetch was released: fetch without `ahead`")
+            early = ahead._held[0]
         with errors.converted():
-            ticket, ids, slots = _ops.fetch_submit(
+            ticket, *resident = _ops.fetch_submit(
                 store._handle,
-                [segment.handle for segment in segments],
-                clusters,
-                entries,
-                limit,
+                list(itertools.chain(*segments)),
+                [0, *itertools.accumulate(map(len, segments))],
+                *_ragged([row.clusters for row in self._rows]),
+                *_ragged([row.entries for row in self._rows]),
+                [row.limit for row in self._rows],
                 purpose,
+                early,
             )
-        self._ticket: int | None = ticket
-        self.resident: tuple[torch.Tensor, torch.Tensor] = (ids, slots)
+        if ahead is not None:
+            ahead._held[0] = None
+        self._held: list[int | None] = [ticket]  # shared with the finalizer
+        self._finalizer = _on_collection(self, _release_ticket, store, self._held)
+        self.resident: Rows = _split(*resident)
 
-    def rounds(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield `(ids, slots)` as reads arrive; the slots of one round end with the next.
+    def rounds(self) -> Iterator[Rows]:
+        """Yield pieces as reads arrive; the slots of one round end with the next.
 
         Raises:
             StorageError: an entry could not be read intact from any drive that holds it.
             CapacityError: other fetches hold the staging memory; release them and call again.
+            StateError: the fetch has ended, or became a part of another one.
         """
         more = True
         while more:
+            if self._held[0] is None:
+                raise errors.StateError("the fetch has ended, or became a part of another one")
             with errors.converted():
-                ids, slots, more = _ops.fetch_wait(self._store._handle, self._ticket)
-            if ids.numel():
-                yield ids, slots
+                *arrived, more = _ops.fetch_wait(self._store._handle, self._held[0])
+            if arrived[0].numel():
+                yield _split(*arrived)
 
     def release(self) -> None:
-        """Give staging memory and cache pins back. Called by `Store.fetch`."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            # A wait that failed may have released it; an interrupted one (Ctrl-C) has not.
-            with contextlib.suppress(errors.StateError), errors.converted():
-                _ops.fetch_release(self._store._handle, ticket)
+        """Give staging memory and cache pins back, whatever is in flight. Twice is allowed."""
+        self._finalizer()
+
+    def __enter__(self) -> Fetch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _release_ticket(store: Store, held: list[int | None]) -> None:
+    ticket, held[0] = held[0], None
+    if ticket is not None and not store.closed:
+        # A wait that failed may have released it; an interrupted one (Ctrl-C) has not.
+        with contextlib.suppress(errors.StateError), errors.converted():
+            _ops.fetch_release(store._handle, ticket)
 
 
 class Window:

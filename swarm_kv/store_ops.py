@@ -10,8 +10,8 @@ they hold; a loop of your own may call them directly:
 | `window_append`, `window_retain`, `window_release` | k, v [kv_heads, n, dim] -> slots int64 [n] |
 | `segment_write`, `segment_free` | k, v, clusters -> handle of what lies on the drives |
 | `segment_clusters` | handle -> its clusters, not copied |
-| `fetch_submit` | segments, clusters, entries -> ticket, and what the cluster cache holds |
-| `fetch_wait`, `fetch_release` | ticket -> entry numbers, slots, whether more follows |
+| `fetch_submit` | segments, clusters, entries of B rows -> ticket, and what is in fast memory |
+| `fetch_wait`, `fetch_release` | ticket -> entry numbers and slots by row, whether more follows |
 | `store_charge`, `store_stats`, `store_notes`, `store_close` | accounting and the end |
 
 A slot is a byte offset in the pool; `sparse_attention` and `gather_entries` take element offsets.
@@ -192,16 +192,30 @@ def _(store: int, segment: int) -> None:
 
 @torch.library.register_fake("swarm_kv::fetch_submit")
 def _(
-    store: int, segments: list[int], clusters: Tensor, entries: Tensor, limit: int, purpose: str
+    store: int,
+    segments: list[int],
+    segment_rows: list[int],
+    clusters: Tensor,
+    cluster_rows: Tensor,
+    entries: Tensor,
+    entry_rows: Tensor,
+    limits: list[int],
+    purpose: str,
+    ahead: int,
 ) -> Any:
+    offsets = len(limits) + 1
+    torch._check(
+        cluster_rows.shape[0] == entry_rows.shape[0] == offsets,
+        lambda: f"fetch_submit: {len(limits)} rows need {offsets} offsets",
+    )
     ids = _list_of_unknown_length()
-    return NO_HANDLE, ids, torch.empty_like(ids)
+    return NO_HANDLE, ids, torch.empty_like(ids), torch.empty_like(cluster_rows)
 
 
 @torch.library.register_fake("swarm_kv::fetch_wait")
 def _(store: int, ticket: int) -> Any:
     ids = _list_of_unknown_length()
-    return ids, torch.empty_like(ids), False
+    return ids, torch.empty_like(ids), _list_of_unknown_length(), False
 
 
 @torch.library.register_fake("swarm_kv::fetch_release")

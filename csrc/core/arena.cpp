@@ -7,7 +7,7 @@ Arena::Arena(uint64_t bytes, uint64_t base) : size_(bytes / kGranule * kGranule)
 }
 
 std::optional<uint64_t> Arena::allocate(uint64_t bytes) {
-  const uint64_t length = (bytes + kGranule - 1) / kGranule * kGranule;
+  const uint64_t length = rounded(bytes);
   const auto offset = free_.take(length);
   if (offset) {
     held_[*offset] = length;

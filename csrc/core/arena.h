@@ -14,6 +14,10 @@ class Arena {
  public:
   static constexpr uint64_t kGranule = 4096;
 
+  static constexpr uint64_t rounded(uint64_t bytes) {
+    return (bytes + kGranule - 1) / kGranule * kGranule;
+  }
+
   // Hands out [base, base + bytes); both are rounded down to the granule.
   explicit Arena(uint64_t bytes, uint64_t base = 0);
 

@@ -14,8 +14,13 @@ namespace swarm_kv {
 Store::Round Store::wait(int64_t id) {
   std::unique_lock lock(mutex_);
   Fetch& fetch = ticket(id);
-  release_round(fetch.delivered);
-  if (!fetch.in_flight) {
+  release_round(fetch, fetch.delivered);
+  if (fetch.ahead) release_round(*fetch.ahead, fetch.ahead->delivered);
+  Round result;
+  deliver({}, fetch.rows, result.arrived);
+  // What was read ahead comes first: it was submitted first.
+  Fetch& due = fetch.ahead && fetch.ahead->in_flight ? *fetch.ahead : fetch;
+  if (!due.in_flight) {
     try {
       start_round(fetch);
       await_arena(lock, fetch);
@@ -23,40 +28,43 @@ Store::Round Store::wait(int64_t id) {
       drop_ticket(id);
       throw;
     }
-  }
-  if (!fetch.in_flight) {
-    if (fetch.next_read == fetch.plan.reads.size()) return {{}, false};
-    throw Error(ErrorKind::kCapacity,
-                "the staging arena (" + std::to_string(arena_.size()) + " bytes, " +
-                    std::to_string(arena_.used()) +
-                    " held by other fetches) has no room: release them, or raise `staging_bytes`");
+    if (!fetch.in_flight) {
+      result.more = false;
+      if (fetch.next_read == fetch.plan.reads.size()) return result;
+      throw Error(
+          ErrorKind::kCapacity,
+          "the staging arena (" + std::to_string(arena_.size()) + " bytes, " +
+              std::to_string(arena_.used()) +
+              " held by other fetches) has no room: release them, or raise `staging_bytes`");
+    }
   }
   std::vector<io::Failure> failures;
   fetch.waiting = true;
   lock.unlock();
   const auto begin = std::chrono::steady_clock::now();
   try {
-    fetch.in_flight->batch.wait(drives_.front()->timeout());
+    due.in_flight->batch.wait(drives_.front()->timeout());
   } catch (const Error&) {
-    failures = fetch.in_flight->batch.failures();
+    failures = due.in_flight->batch.failures();
   }
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
   lock.lock();
   fetch.waiting = false;
   traffic_.of(fetch.purpose).wait_seconds += waited.count();
 
-  Round result;
   try {
-    finish_round(fetch, failures);
-    for (size_t i = fetch.delivered->first; i < fetch.delivered->last; ++i) {
-      const Read& read = fetch.plan.reads[i];
+    finish_round(due, failures);
+    std::vector<Arrival> arrivals;
+    size_t slot = 0;
+    for (size_t i = due.delivered->first; i < due.delivered->last; ++i) {
+      const Read& read = due.plan.reads[i];
       for (int32_t p = read.first; p < read.first + read.count; ++p) {
-        const Piece& piece = fetch.plan.pieces[p];
-        result.fetched.ids.push_back(fetch.wanted.entries[piece.wanted].id);
+        arrive(fetch.wanted, due.wanted.entries[due.plan.pieces[p].wanted],
+               due.delivered->slots[slot++], arrivals);
       }
     }
-    result.fetched.slots = fetch.delivered->slots;
-    start_round(fetch);
+    deliver(arrivals, fetch.rows, result.arrived);
+    if (!fetch.in_flight) start_round(fetch);
   } catch (...) {
     drop_ticket(id);
     throw;
@@ -72,7 +80,7 @@ void Store::await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch) {
   const auto held_by_another_thread = [&] {
     return std::any_of(tickets_.begin(), tickets_.end(), [&](const auto& ticket) {
       const Fetch& other = *ticket.second;
-      return other.owner != fetch.owner && (other.in_flight || other.delivered);
+      return other.owner != fetch.owner && other.holds_memory();
     });
   };
   while (!fetch.in_flight && fetch.next_read < fetch.plan.reads.size() &&
@@ -85,8 +93,9 @@ void Store::await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch) {
   }
 }
 
-void Store::release_round(std::unique_ptr<ReadRound>& round) {
+void Store::release_round(const Fetch& fetch, std::unique_ptr<ReadRound>& round) {
   if (!round) return;
+  if (fetch.purpose == Purpose::kPrefetch) prefetch_bytes_ -= round->bytes;
   round->batch = io::Batch();  // waits for what is in flight
   for (const uint64_t offset : round->arena_offset) arena_.release(offset);
   round.reset();
@@ -149,7 +158,7 @@ void Store::finish_round(Fetch& fetch, const std::vector<io::Failure>& failures)
       slots[wanted.segment].push_back(static_cast<int64_t>(slot));
     }
   }
-  if (fetch.purpose != Purpose::kDecode) return;
+  if (fetch.purpose == Purpose::kStream) return;
   for (size_t s = 0; s < fetch.segments.size(); ++s) {
     if (!entries[s].empty()) cache_.admit(*fetch.segments[s], entries[s], slots[s]);
   }
@@ -176,15 +185,21 @@ bool Store::repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_posi
 
 void Store::drop_ticket(int64_t id) {
   const auto found = tickets_.find(id);
-  Fetch& fetch = *found->second;
-  release_round(fetch.in_flight);
-  release_round(fetch.delivered);
+  const std::unique_ptr<Fetch> fetch = std::move(found->second);
+  tickets_.erase(found);
+  if (fetch->purpose == Purpose::kPrefetch) traffic_.ahead.wasted += fetch->started;
+  if (fetch->ahead) drop(*fetch->ahead);
+  drop(*fetch);
+}
+
+void Store::drop(Fetch& fetch) {
+  for (auto* round : {&fetch.in_flight, &fetch.delivered, &fetch.lasting}) {
+    release_round(fetch, *round);
+  }
   for (const auto& [segment, entry] : fetch.pinned) {
     cache_.unpin(*fetch.segments[segment], entry);
   }
-  const std::vector<int64_t> segment_ids = std::move(fetch.segment_ids);
-  tickets_.erase(found);
-  for (const int64_t segment : segment_ids) {
+  for (const int64_t segment : fetch.segment_ids) {
     Held& record = segments_.at(segment);
     if (--record.fetches == 0 && record.doomed) destroy_segment(segment);
   }

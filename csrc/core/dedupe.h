@@ -8,24 +8,31 @@
 
 namespace swarm_kv {
 
-// What one layer of one sequence asks of the drives in one step. Entries and clusters are numbered
-// through all of the layer's segments in order.
+// What one sequence of a batch asks of one layer in one step: a row. Entries and clusters are
+// numbered through the row's segments in order.
 struct Selection {
-  std::vector<Segment*> segments;
+  std::span<const int32_t> segments;  // indices into the step's segments, each once
   std::span<const int64_t> clusters;  // taken whole
   std::span<const int64_t> entries;   // taken one by one
   int64_t limit = 0;                  // entries at or above it do not exist (a cropped sequence)
 };
 
-// One entry that the step needs, once, however many clusters it was selected with.
+// A row that wants an entry, and the entry's number there.
+struct Taker {
+  int32_t row;
+  int64_t id;
+};
+
+// One entry that the step needs, once, however many clusters and rows it was selected with.
 struct Wanted {
-  int32_t segment;  // index into Selection::segments
+  int32_t segment;  // index into the step's segments
   int32_t entry;    // within the segment
-  int64_t id;       // through all segments
   // Copies that may serve it: [first, first + count) of WantedList::candidates. An entry that came
   // with clusters is read there, next to its neighbours; one taken alone may come from anywhere.
   int32_t first_candidate;
   int32_t candidates;
+  int32_t first_taker;  // rows that it is delivered to: [first, first + count) of takers
+  int32_t takers;
 };
 
 struct Candidate {
@@ -36,10 +43,12 @@ struct Candidate {
 struct WantedList {
   std::vector<Wanted> entries;
   std::vector<Candidate> candidates;
+  std::vector<Taker> takers;
 };
 
-// The union of the selected clusters and entries, ascending by id (Eq. 8 before the DRAM tier is
-// subtracted). Throws Error(kArgument) for a number out of range.
-WantedList dedupe(const Selection& selection);
+// The union of what the rows selected, ascending by segment and entry (Eq. 8 before the DRAM tier
+// is subtracted); sequences that share a segment share its reads. Throws Error(kArgument) for a
+// number out of range, a segment that a row names twice, and more than 65,535 rows or segments.
+WantedList dedupe(std::span<Segment* const> segments, std::span<const Selection> rows);
 
 }  // namespace swarm_kv

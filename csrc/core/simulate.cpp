@@ -1,6 +1,7 @@
 #include "core/simulate.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "core/parallel.h"
@@ -9,6 +10,8 @@
 
 namespace swarm_kv {
 namespace {
+
+constexpr std::array<int32_t, 1> kOnly{0};
 
 Segment segment_without_data(SimulatedLayout& layout) {
   Turn turn;
@@ -44,8 +47,8 @@ SimulatedReads simulate_reads(SimulatedLayout layout, std::span<const SimulatedS
   result.seconds.assign(steps.size(), 0);
   parallel_for(0, static_cast<int64_t>(steps.size()), 1, [&](int64_t first, int64_t last) {
     for (int64_t step = first; step < last; ++step) {
-      const WantedList wanted =
-          dedupe({segments, steps[step].clusters, steps[step].entries, segment.entries});
+      const Selection row{kOnly, steps[step].clusters, steps[step].entries, segment.entries};
+      const WantedList wanted = dedupe(segments, std::span(&row, 1));
       const ReadPlan plan = plan_reads(segments, wanted, *router, layout.drives,
                                        std::max<uint64_t>(kMaxRead, segment.entry_bytes));
       int64_t* requests = &result.requests[step * drives];

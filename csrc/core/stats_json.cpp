@@ -71,16 +71,29 @@ std::string dram_json(const Budget& budget, const EntryPool& pool, int64_t cache
       .done();
 }
 
-std::string count_json(const Traffic::Count& count) {
-  return Object()
-      .number("fetches", count.fetches)
+Object count_object(const Traffic::Count& count) {
+  Object object;
+  object.number("fetches", count.fetches)
       .number("wanted", count.wanted)
       .number("hits", count.hits)
+      .number("read", count.read)
       .number("requests", count.requests)
       .number("bytes", count.bytes)
       .number("repaired", count.repaired)
-      .seconds("wait_seconds", count.wait_seconds)
-      .done();
+      .seconds("wait_seconds", count.wait_seconds);
+  return object;
+}
+
+std::string traffic_json(const Traffic& traffic, Purpose purpose) {
+  Object object = count_object(traffic.by_purpose[static_cast<int>(purpose)]);
+  if (purpose == Purpose::kPrefetch) {
+    object.number("used", traffic.ahead.used)
+        .number("wasted", traffic.ahead.wasted)
+        .number("late", traffic.ahead.late)
+        .number("late_requests", traffic.ahead.late_requests)
+        .number("late_bytes", traffic.ahead.late_bytes);
+  }
+  return object.done();
 }
 
 }  // namespace
@@ -93,6 +106,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
   for (size_t i = 0; i < drives.size(); ++i) {
     const io::Counters counters = drives[i]->counters();
     const auto& decode = traffic.by_purpose[static_cast<int>(Purpose::kDecode)];
+    const auto& early = traffic.by_purpose[static_cast<int>(Purpose::kPrefetch)];
     if (i > 0) per_drive += ", ";
     per_drive += Object()
                      .text("name", drives[i]->name())
@@ -101,8 +115,8 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
                      .number("block", drives[i]->geometry().block)
                      .seconds("t_base", shapes[i].model.t_base)
                      .seconds("t_transfer", shapes[i].model.t_transfer)
-                     .number("decode_requests", decode.drive_requests[i])
-                     .number("decode_bytes", decode.drive_bytes[i])
+                     .number("decode_requests", decode.drive_requests[i] + early.drive_requests[i])
+                     .number("decode_bytes", decode.drive_bytes[i] + early.drive_bytes[i])
                      .number("reads", counters.reads)
                      .number("writes", counters.writes)
                      .number("read_bytes", counters.read_bytes)
@@ -124,8 +138,9 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("stored_copies", traffic.stored_copies)
       .number("padding_bytes", allocated_bytes - traffic.stored_bytes)
       .raw("dram", dram_json(budget, pool, cached_entries))
-      .raw("decode", count_json(traffic.by_purpose[static_cast<int>(Purpose::kDecode)]))
-      .raw("stream", count_json(traffic.by_purpose[static_cast<int>(Purpose::kStream)]))
+      .raw("decode", traffic_json(traffic, Purpose::kDecode))
+      .raw("stream", traffic_json(traffic, Purpose::kStream))
+      .raw("prefetch", traffic_json(traffic, Purpose::kPrefetch))
       .raw("drives", per_drive)
       .done();
 }

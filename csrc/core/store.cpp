@@ -85,7 +85,7 @@ Store::~Store() {
   // Batches in flight are waited for before the memory that they fill goes away.
   for (auto& [id, fetch] : tickets_) {
     fetch->in_flight.reset();
-    fetch->delivered.reset();
+    if (fetch->ahead) fetch->ahead->in_flight.reset();
   }
   const std::span<std::byte> staging(pool_.region()->data(), write_arena_.size() + arena_.size());
   for (const auto& drive : drives_) drive->unregister_buffer(staging);

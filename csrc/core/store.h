@@ -83,13 +83,17 @@ class Store {
 
   struct Submitted {
     int64_t ticket;
-    Fetched resident;  // already in the cluster cache, pinned until the ticket is released
+    Delivery resident;  // in fast memory already, and there until the ticket is released
   };
-  // Starts reading what a step needs and returns at once: dedupe, balance, coalesce, submit.
-  Submitted submit(std::span<const int64_t> segments, std::span<const int64_t> clusters,
-                   std::span<const int64_t> entries, int64_t limit, Purpose purpose);
+  // Starts reading what a step of a batch needs and returns at once: dedupe, balance, coalesce,
+  // submit. What several rows want, because they share segments, is read once.
+  //
+  // `ahead` is 0 or the ticket of a prefetch: what that has delivered or in flight is not read
+  // again, and it becomes a part of the new ticket. Reads that it had no memory to start are as if
+  // it had never wanted them. On an error it is left as it was.
+  Submitted submit(std::span<const Row> rows, Purpose purpose, int64_t ahead = 0);
   struct Round {
-    Fetched fetched;
+    Delivery arrived;
     bool more;  // another wait() brings further entries; this round's slots are gone then
   };
   // Waits for the next round of a ticket. Entries whose read failed or whose checksum differs are
@@ -118,12 +122,15 @@ class Store {
   void destroy_segment(int64_t id);
   void free_extents(const Segment& segment, size_t drives);
   uint64_t staged_bytes(const Fetch& fetch, const Read& read) const;
+  void touch(const Fetch& fetch);
+  void take_cached(Fetch& fetch, std::vector<Arrival>& resident);
   void start_round(Fetch& fetch);
   void await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch);
-  void release_round(std::unique_ptr<ReadRound>& round);
+  void release_round(const Fetch& fetch, std::unique_ptr<ReadRound>& round);
   void finish_round(Fetch& fetch, const std::vector<io::Failure>& failures);
   bool repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_position, std::byte* out);
   void drop_ticket(int64_t ticket);
+  void drop(Fetch& fetch);
 
   std::mutex mutex_;
   bool open_ = true;
@@ -134,6 +141,7 @@ class Store {
   EntryPool pool_;
   Arena write_arena_;  // only write() uses it, under the lock: reads can never starve a write
   Arena arena_;        // reads
+  uint64_t prefetch_bytes_ = 0;  // of arena_, held by what was read ahead
   std::condition_variable arena_released_;
   ClusterCache cache_;
   std::unique_ptr<Router> router_;

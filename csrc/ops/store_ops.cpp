@@ -1,5 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -207,26 +208,57 @@ int64_t stored_entry_bytes(Tensor k, std::string codec_name) {
 
 void segment_free(int64_t handle, int64_t segment) { store_of(handle)->free_segment(segment); }
 
-Purpose purpose_of(const std::string& name) {
-  if (name == "decode") return Purpose::kDecode;
-  check(name == "stream", "unknown `purpose` \"", name, "\"; choose one of: decode, stream");
-  return Purpose::kStream;
+// Row r of a ragged list is values[rows[r] .. rows[r + 1]).
+struct Ragged {
+  Tensor values;
+  Tensor rows;
+
+  Ragged(const char* name, const Tensor& v, const char* rows_name, const Tensor& r, int64_t count)
+      : values(checked_list("fetch_submit", name, v)),
+        rows(checked_list("fetch_submit", rows_name, r)) {
+    check_bounds(rows_name, as_span(rows), count, values.numel(), name);
+  }
+
+  std::span<const int64_t> row(int64_t r) const { return slice(as_span(values), as_span(rows), r); }
+
+  static std::span<const int64_t> slice(std::span<const int64_t> values,
+                                        std::span<const int64_t> bounds, int64_t r) {
+    return values.subspan(bounds[r], bounds[r + 1] - bounds[r]);
+  }
+
+  static void check_bounds(const char* name, std::span<const int64_t> bounds, int64_t rows,
+                           int64_t total, const char* of) {
+    check(static_cast<int64_t>(bounds.size()) == rows + 1, "fetch_submit: `", name, "` holds ",
+          bounds.size(), " offsets, but `limits` names ", rows, " rows: ", rows + 1,
+          " offsets are needed");
+    check(bounds.front() == 0 && bounds.back() == total && std::ranges::is_sorted(bounds),
+          "fetch_submit: `", name, "` must ascend from 0 to the length of `", of, "`, ", total);
+  }
+};
+
+std::tuple<int64_t, Tensor, Tensor, Tensor> fetch_submit(
+    int64_t handle, std::vector<int64_t> segments, std::vector<int64_t> segment_rows,
+    Tensor clusters, Tensor cluster_rows, Tensor entries, Tensor entry_rows,
+    std::vector<int64_t> limits, std::string purpose, int64_t ahead) {
+  const auto count = static_cast<int64_t>(limits.size());
+  Ragged::check_bounds("segment_rows", segment_rows, count, segments.size(), "segments");
+  const Ragged whole("clusters", clusters, "cluster_rows", cluster_rows, count);
+  const Ragged single("entries", entries, "entry_rows", entry_rows, count);
+  std::vector<Row> rows;
+  for (int64_t r = 0; r < count; ++r) {
+    rows.push_back(
+        {Ragged::slice(segments, segment_rows, r), whole.row(r), single.row(r), limits[r]});
+  }
+  const Store::Submitted submitted = store_of(handle)->submit(rows, purpose_of(purpose), ahead);
+  const Delivery& resident = submitted.resident;
+  return {submitted.ticket, int64_tensor(resident.ids), int64_tensor(resident.slots),
+          int64_tensor(resident.rows)};
 }
 
-std::tuple<int64_t, Tensor, Tensor> fetch_submit(int64_t handle, std::vector<int64_t> segments,
-                                                 Tensor clusters, Tensor entries, int64_t limit,
-                                                 std::string purpose) {
-  const Tensor cluster_list = checked_list("fetch_submit", "clusters", clusters);
-  const Tensor entry_list = checked_list("fetch_submit", "entries", entries);
-  const Store::Submitted submitted = store_of(handle)->submit(
-      segments, as_span(cluster_list), as_span(entry_list), limit, purpose_of(purpose));
-  return {submitted.ticket, int64_tensor(submitted.resident.ids),
-          int64_tensor(submitted.resident.slots)};
-}
-
-std::tuple<Tensor, Tensor, bool> fetch_wait(int64_t handle, int64_t ticket) {
+std::tuple<Tensor, Tensor, Tensor, bool> fetch_wait(int64_t handle, int64_t ticket) {
   const Store::Round round = store_of(handle)->wait(ticket);
-  return {int64_tensor(round.fetched.ids), int64_tensor(round.fetched.slots), round.more};
+  return {int64_tensor(round.arrived.ids), int64_tensor(round.arrived.slots),
+          int64_tensor(round.arrived.rows), round.more};
 }
 
 void fetch_release(int64_t handle, int64_t ticket) { store_of(handle)->release_ticket(ticket); }
@@ -256,9 +288,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(swarm_kv, m) {
   m.def("stored_entry_bytes(Tensor k, str codec) -> int");
   m.def("segment_free(int store, int segment) -> ()");
   m.def(
-      "fetch_submit(int store, int[] segments, Tensor clusters, Tensor entries, int limit, "
-      "str purpose) -> (int ticket, Tensor ids, Tensor slots)");
-  m.def("fetch_wait(int store, int ticket) -> (Tensor ids, Tensor slots, bool more)");
+      "fetch_submit(int store, int[] segments, int[] segment_rows, Tensor clusters, "
+      "Tensor cluster_rows, Tensor entries, Tensor entry_rows, int[] limits, str purpose, "
+      "int ahead) -> (int ticket, Tensor ids, Tensor slots, Tensor rows)");
+  m.def("fetch_wait(int store, int ticket) -> (Tensor ids, Tensor slots, Tensor rows, bool more)");
   m.def("fetch_release(int store, int ticket) -> ()");
 }
 

@@ -89,7 +89,10 @@ Segment replicated(int64_t entries, int64_t copies, int64_t drives) {
 std::vector<double> busy_seconds(const std::string& router, Segment& segment,
                                  const std::vector<int64_t>& entries,
                                  const std::vector<io::DeviceModel>& drives) {
-  const WantedList wanted = dedupe({{&segment}, {}, entries, segment.entries});
+  const std::vector<Segment*> segments{&segment};
+  const std::vector<int32_t> only{0};
+  const Selection row{only, {}, entries, segment.entries};
+  const WantedList wanted = dedupe(segments, std::span(&row, 1));
   const auto chosen = make_router(router)->route({&segment}, wanted, drives);
   EXPECT_EQ(chosen.size(), wanted.entries.size());
   std::vector<double> busy(drives.size(), 0);

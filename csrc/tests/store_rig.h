@@ -63,30 +63,58 @@ struct Rig {
   }
 };
 
-// Entry number -> its bytes are right, over all rounds. `data.matches(id, bytes)` says so.
+// What one row of a fetch asks for, holding its lists.
+struct Ask {
+  std::vector<int64_t> segments, clusters, entries;
+  int64_t limit;
+
+  Row row() const { return {segments, clusters, entries, limit}; }
+};
+
+inline Store::Submitted submit(Store& store, const std::vector<Ask>& asks, Purpose purpose,
+                               int64_t ahead = 0) {
+  std::vector<Row> rows;
+  for (const Ask& ask : asks) rows.push_back(ask.row());
+  return store.submit(rows, purpose, ahead);
+}
+
+// Per row: entry number -> its bytes are right, over all rounds. `data.matches(id, bytes)` says so.
+using Seen = std::vector<std::map<int64_t, bool>>;
+
 template <typename Data>
-std::map<int64_t, bool> fetch(Store& store, const Data& data, std::vector<int64_t> segments,
-                              std::vector<int64_t> clusters, std::vector<int64_t> entries,
-                              int64_t limit, Purpose purpose = Purpose::kDecode,
-                              int* rounds = nullptr) {
-  std::map<int64_t, bool> seen;
-  const auto take = [&](const Fetched& fetched) {
-    for (size_t i = 0; i < fetched.ids.size(); ++i) {
-      EXPECT_FALSE(seen.contains(fetched.ids[i])) << "entry twice: " << fetched.ids[i];
-      seen[fetched.ids[i]] =
-          data.matches(fetched.ids[i], store.region()->data() + fetched.slots[i]);
+void take(Store& store, const Data& data, const Delivery& delivery, Seen& seen) {
+  seen.resize(delivery.rows.size() - 1);
+  for (size_t row = 0; row < seen.size(); ++row) {
+    for (int64_t i = delivery.rows[row]; i < delivery.rows[row + 1]; ++i) {
+      const int64_t id = delivery.ids[i];
+      EXPECT_FALSE(seen[row].contains(id)) << "entry twice: " << id;
+      seen[row][id] = data.matches(id, store.region()->data() + delivery.slots[i]);
     }
-  };
-  const auto submitted = store.submit(segments, clusters, entries, limit, purpose);
-  take(submitted.resident);
+  }
+}
+
+template <typename Data>
+Seen receive(Store& store, const Data& data, const Store::Submitted& submitted,
+             int* rounds = nullptr) {
+  Seen seen;
+  take(store, data, submitted.resident, seen);
   for (bool more = true; more;) {
     const Store::Round round = store.wait(submitted.ticket);
-    take(round.fetched);
+    take(store, data, round.arrived, seen);
     more = round.more;
     if (rounds != nullptr) ++*rounds;
   }
   store.release_ticket(submitted.ticket);
   return seen;
+}
+
+template <typename Data>
+std::map<int64_t, bool> fetch(Store& store, const Data& data, std::vector<int64_t> segments,
+                              std::vector<int64_t> clusters, std::vector<int64_t> entries,
+                              int64_t limit, Purpose purpose = Purpose::kDecode,
+                              int* rounds = nullptr) {
+  const std::vector<Ask> asks{{segments, clusters, entries, limit}};
+  return receive(store, data, submit(store, asks, purpose), rounds)[0];
 }
 
 inline bool all_right(const std::map<int64_t, bool>& seen) {
@@ -107,9 +135,11 @@ inline ErrorKind kind_of(const std::function<void()>& call, std::string* message
   return ErrorKind::kArgument;
 }
 
-inline uint64_t number_in(const std::string& stats, const std::string& key) {
+// The first number called `key` behind the first occurrence of `object`.
+inline uint64_t number_in(const std::string& stats, const std::string& key,
+                          const std::string& object = "{") {
   const std::string name = "\"" + key + "\": ";
-  return std::stoull(stats.substr(stats.find(name) + name.size()));
+  return std::stoull(stats.substr(stats.find(name, stats.find(object)) + name.size()));
 }
 
 }  // namespace swarm_kv

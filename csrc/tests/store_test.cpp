@@ -192,7 +192,8 @@ TEST(Store, WhatWasReadIsServedFromTheCacheNextTime) {
   const Data data(300, 1);
   const int64_t segment = rig.store->write(data.source(), 300, overlapping(300), "layer 0");
   fetch(*rig.store, data, {segment}, {}, range(0, 100), 300);
-  const auto submitted = rig.store->submit({{segment}}, {}, range(0, 120), 300, Purpose::kDecode);
+  const auto submitted =
+      submit(*rig.store, {{{segment}, {}, range(0, 120), 300}}, Purpose::kDecode);
   EXPECT_EQ(submitted.resident.ids.size(), 100u);
   rig.store->release_ticket(submitted.ticket);
   EXPECT_TRUE(all_right(fetch(*rig.store, data, {segment}, {}, range(0, 120), 300)));
@@ -234,7 +235,7 @@ double early_hits(const std::string& policy, InitialFill fill, const Habit& habi
   uint64_t wanted = 0, hits = 0;
   for (int step = 0; step < 4; ++step) {
     const auto entries = steps.step();
-    const auto submitted = rig.store->submit({{segment}}, {}, entries, 1000, Purpose::kDecode);
+    const auto submitted = submit(*rig.store, {{{segment}, {}, entries, 1000}}, Purpose::kDecode);
     wanted += entries.size();
     hits += submitted.resident.ids.size();
     for (size_t i = 0; i < submitted.resident.ids.size(); ++i) {
@@ -283,7 +284,7 @@ TEST(Store, LayersShareTheInitialFill) {
   EXPECT_GT(cached, 300u);
   EXPECT_LT(cached, 1000u);
   for (const int64_t segment : segments) {
-    const auto all = rig.store->submit({{segment}}, {}, range(0, 300), 300, Purpose::kStream);
+    const auto all = submit(*rig.store, {{{segment}, {}, range(0, 300), 300}}, Purpose::kStream);
     EXPECT_NEAR(all.resident.ids.size(), cached / 4.0, 20);
     for (size_t i = 0; i < all.resident.ids.size(); ++i) {
       EXPECT_TRUE(
@@ -314,7 +315,8 @@ TEST(Store, StreamingLeavesTheCacheAlone) {
   const Data data(300, 1);
   const int64_t segment = rig.store->write(data.source(), 300, overlapping(300), "layer 0");
   fetch(*rig.store, data, {segment}, {}, range(0, 300), 300, Purpose::kStream);
-  const auto submitted = rig.store->submit({{segment}}, {}, range(0, 300), 300, Purpose::kDecode);
+  const auto submitted =
+      submit(*rig.store, {{{segment}, {}, range(0, 300), 300}}, Purpose::kDecode);
   EXPECT_TRUE(submitted.resident.ids.empty());
   rig.store->release_ticket(submitted.ticket);
 }
@@ -399,7 +401,7 @@ TEST(Store, PinnedEntriesSurviveWhenTheCacheMustYield) {
   const Data data(400, 1);
   const int64_t segment = rig.store->write(data.source(), 400, overlapping(400), "layer 0");
   fetch(*rig.store, data, {segment}, {}, range(0, 400), 400);
-  const auto held = rig.store->submit({{segment}}, {}, range(0, 400), 400, Purpose::kDecode);
+  const auto held = submit(*rig.store, {{{segment}, {}, range(0, 400), 400}}, Purpose::kDecode);
   ASSERT_FALSE(held.resident.ids.empty());
   EXPECT_EQ(kind_of([&] { rig.store->append(Data(250, 2).source(), 250); }), ErrorKind::kCapacity);
   for (size_t i = 0; i < held.resident.ids.size(); ++i) {
@@ -505,19 +507,19 @@ TEST(Store, HandlesAreCheckedAndFreeingWaitsForReaders) {
   Rig rig;
   const Data data(90, 1);
   const int64_t segment = rig.store->write(data.source(), 90, overlapping(90), "layer 0");
-  const auto first = rig.store->submit({{segment}}, {}, range(0, 90), 90, Purpose::kDecode);
+  const auto first = submit(*rig.store, {{{segment}, {}, range(0, 90), 90}}, Purpose::kDecode);
   EXPECT_EQ(kind_of([&] { rig.store->close(); }), ErrorKind::kState);
   rig.store->free_segment(segment);
   EXPECT_EQ(kind_of([&] { rig.store->free_segment(segment); }), ErrorKind::kState);
   const Store::Round round = rig.store->wait(first.ticket);
-  for (size_t i = 0; i < round.fetched.ids.size(); ++i) {
+  for (size_t i = 0; i < round.arrived.ids.size(); ++i) {
     EXPECT_TRUE(
-        data.matches(round.fetched.ids[i], rig.store->region()->data() + round.fetched.slots[i]));
+        data.matches(round.arrived.ids[i], rig.store->region()->data() + round.arrived.slots[i]));
   }
   rig.store->release_ticket(first.ticket);
   EXPECT_EQ(kind_of([&] { rig.store->wait(first.ticket); }), ErrorKind::kState);
   EXPECT_EQ(kind_of([&] { rig.store->release_ticket(first.ticket); }), ErrorKind::kState);
-  EXPECT_EQ(kind_of([&] { rig.store->submit({{segment}}, {}, {}, 90, Purpose::kDecode); }),
+  EXPECT_EQ(kind_of([&] { submit(*rig.store, {{{segment}, {}, {}, 90}}, Purpose::kDecode); }),
             ErrorKind::kState);
   rig.store->close();
   EXPECT_EQ(kind_of([&] { rig.store->append(data.source(), 90); }), ErrorKind::kState);
@@ -528,10 +530,12 @@ TEST(Store, NumbersOutOfRangeAreRefused) {
   const Data data(90, 1);
   const int64_t segment = rig.store->write(data.source(), 90, overlapping(90), "layer 0");
   for (const int64_t wrong : {int64_t{-1}, int64_t{90}, int64_t{1} << 40}) {
-    EXPECT_EQ(kind_of([&] { rig.store->submit({{segment}}, {}, {{wrong}}, 90, Purpose::kDecode); }),
-              ErrorKind::kArgument);
-    EXPECT_EQ(kind_of([&] { rig.store->submit({{segment}}, {{wrong}}, {}, 90, Purpose::kDecode); }),
-              ErrorKind::kArgument);
+    EXPECT_EQ(
+        kind_of([&] { submit(*rig.store, {{{segment}, {}, {wrong}, 90}}, Purpose::kDecode); }),
+        ErrorKind::kArgument);
+    EXPECT_EQ(
+        kind_of([&] { submit(*rig.store, {{{segment}, {wrong}, {}, 90}}, Purpose::kDecode); }),
+        ErrorKind::kArgument);
   }
   const std::vector<std::byte> wide(2 * 999);
   const EntrySource other{{wide.data(), 999, 999}, {wide.data() + 999, 999, 999}, 1, 999};
@@ -581,11 +585,11 @@ TEST(Store, OwnTicketsThatHoldTheArenaAreAnErrorAtOnce) {
   std::vector<int64_t> tickets;
   for (int i = 0; i < 4; ++i) {
     tickets.push_back(
-        rig.store->submit({{segment}}, {}, range(0, 600), 600, Purpose::kStream).ticket);
+        submit(*rig.store, {{{segment}, {}, range(0, 600), 600}}, Purpose::kStream).ticket);
   }
   EXPECT_EQ(kind_of([&] { rig.store->wait(tickets.back()); }), ErrorKind::kCapacity);
   for (int i = 0; i < 3; ++i) rig.store->release_ticket(tickets[i]);
-  EXPECT_FALSE(rig.store->wait(tickets.back()).fetched.ids.empty());
+  EXPECT_FALSE(rig.store->wait(tickets.back()).arrived.ids.empty());
   rig.store->release_ticket(tickets.back());
 }
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swarm_kv.config import SwarmConfig
-from swarm_kv.store import NOTHING, Fetch, Segment, Store
+from swarm_kv.store import NOTHING, Fetch, Segment, Store, Wanted
 from swarm_kv.store_ops import gather_entries
 
 MODEL = (1e-4, 1e-9)  # given, so that opening a store does not measure its drives
@@ -95,16 +95,25 @@ def overlapping(entries: int, seed: int = 0, copies: int = 3) -> list[list[int]]
     return clusters
 
 
-def receive(store: Store, fetch: Fetch, dtype: torch.dtype, elements: int) -> dict[int, Tensor]:
-    """Everything that a fetch brings, by number; fails where one comes twice."""
-    got: dict[int, Tensor] = {}
+def receive_rows(
+    store: Store, fetch: Fetch, dtype: torch.dtype, elements: int
+) -> list[dict[int, Tensor]]:
+    """Everything that a fetch brings to each row, by number; fails where one comes twice."""
+    got: list[dict[int, Tensor]] = [{} for _ in fetch.resident]
     pool = store.pool(dtype)
-    for ids, slots in itertools.chain([fetch.resident], fetch.rounds()):
-        # Inside the loop: the slots of a round end with the next one.
-        rows = gather_entries(pool, slots // dtype.itemsize, elements)
-        for number, row in zip(ids.tolist(), rows, strict=True):
-            assert number not in got, f"entry {number} came twice"
-            got[number] = row
+    for pieces in itertools.chain([fetch.resident], fetch.rounds()):
+        for held, (ids, slots) in zip(got, pieces, strict=True):
+            # Inside the loop: the slots of a round end with the next one.
+            rows = gather_entries(pool, slots // dtype.itemsize, elements)
+            for number, row in zip(ids.tolist(), rows, strict=True):
+                assert number not in held, f"entry {number} came twice"
+                held[number] = row
+    return got
+
+
+def receive(store: Store, fetch: Fetch, dtype: torch.dtype, elements: int) -> dict[int, Tensor]:
+    """`receive_rows` of a fetch with one row."""
+    (got,) = receive_rows(store, fetch, dtype, elements)
     return got
 
 
@@ -121,7 +130,7 @@ def fetch_all(
     segments = segments if isinstance(segments, tuple) else (segments,)
     limit = sum(segment.entries for segment in segments) if limit is None else limit
     elements = data.entry_bytes // data.k.itemsize
-    with store.fetch(segments, clusters, entries, limit, **how) as fetch:
+    with store.fetch([Wanted(segments, clusters, entries, limit)], **how) as fetch:
         return receive(store, fetch, data.k.dtype, elements)
 
 

@@ -18,6 +18,7 @@ from swarm_kv import ops, selectors
 from swarm_kv.errors import CapacityError
 from swarm_kv.reference import unpack_bits
 from swarm_kv.sequence import Geometry, Sequence
+from swarm_kv.store import Wanted
 
 from .helpers import Data, assert_holds, fetch_all, open_store, pack
 
@@ -296,10 +297,9 @@ class SequenceMachine(RuleBasedStateMachine):
         for c in chosen:
             wanted.update(index.members[index.offsets[c] : index.offsets[c + 1]].tolist())
         got = {}
-        with self.store.fetch(sequence.stored.segments, clusters, single, sequence.limit) as fetch:
-            ids, slots = fetch.resident
-            got.update(self.rows_of(sequence, ids, slots))
-            for ids, slots in fetch.rounds():
+        row = Wanted(sequence.stored.segments, clusters, single, sequence.limit)
+        with self.store.fetch([row]) as fetch:
+            for ((ids, slots),) in itertools.chain([fetch.resident], fetch.rounds()):
                 got.update(self.rows_of(sequence, ids, slots))
         assert set(got) == {number for number in wanted if number < sequence.limit}
         for number, (k, v) in got.items():

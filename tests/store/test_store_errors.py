@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm_kv.errors import ArgumentError, CapacityError, StorageError, SwarmError
+from swarm_kv.errors import ArgumentError, CapacityError, StorageError
 from swarm_kv.store import NOTHING, Store
 
 from .helpers import Data, assert_holds, blocks, fetch_all, left_behind, open_store, pack
@@ -30,6 +30,21 @@ OPS = torch.ops.swarm_kv
 DATA = Data.random(10)  # entries of 256 bytes
 K, V = DATA.k, DATA.v
 NUMBERS = torch.arange(10)
+
+
+def submit(store: int, segments: list[int], purpose: str, **change: Any) -> Any:
+    """`fetch_submit` of one row, all entries one by one."""
+    arguments = {
+        "segment_rows": [0, len(segments)],
+        "clusters": NOTHING,
+        "cluster_rows": torch.tensor([0, 0]),
+        "entries": NUMBERS,
+        "entry_rows": torch.tensor([0, 10]),
+        "limits": [10],
+        "ahead": 0,
+        **change,
+    }
+    return OPS.fetch_submit(store=store, segments=segments, purpose=purpose, **arguments)
 
 
 def write(store: Store, offsets: list[int], members: list[int]) -> Any:
@@ -50,7 +65,7 @@ def fetch(store: Store, clusters: Any = NOTHING, entries: Any = NOTHING, **how: 
     return fetch_all(store, DATA.write(store), DATA, clusters, entries, **how)
 
 
-CALLS: dict[str, tuple[Callable[[Store], Any], type[SwarmError], str]] = {
+CALLS: dict[str, tuple[Callable[[Store], Any], type[RuntimeError], str]] = {
     "keys of integers": (
         lambda s: s.append(K.int(), V.int()),
         ArgumentError,
@@ -202,10 +217,25 @@ CALLS: dict[str, tuple[Callable[[Store], Any], type[SwarmError], str]] = {
         ArgumentError,
         "fetch_submit: clusters must be int64, got float32 [1]",
     ),
+    "clusters of no row": (
+        lambda s: submit(s._handle, [], "decode", cluster_rows=torch.tensor([0])),
+        RuntimeError,
+        "`cluster_rows` holds 1 offsets, but `limits` names 1 rows: 2 offsets are needed",
+    ),
+    "entries beyond the last row": (
+        lambda s: submit(s._handle, [], "decode", entry_rows=torch.tensor([0, 9])),
+        RuntimeError,
+        "`entry_rows` must ascend from 0 to the length of `entries`, 10",
+    ),
+    "a segment twice in a row": (
+        lambda s: fetch_all(s, (DATA.write(s),) * 2, DATA),
+        ArgumentError,
+        "a row of a fetch names segment",
+    ),
     "an unknown purpose": (
         lambda s: fetch(s, purpose="look"),
         ArgumentError,
-        'unknown `purpose` "look"; choose one of: decode, stream',
+        'unknown `purpose` "look"; choose one of: decode, stream, prefetch',
     ),
 }
 
@@ -222,7 +252,7 @@ def test_a_refused_call_changes_nothing(name: str, drives: list[str]) -> None:
         return dram, counters["stored_bytes"], counters["stored_entries"]
 
     before = state()
-    with pytest.raises(SwarmError, match=re.escape(text)) as caught:
+    with pytest.raises(RuntimeError, match=re.escape(text)) as caught:
         call(store)
     assert type(caught.value) is kind
     del caught  # its traceback holds a segment
@@ -258,14 +288,14 @@ def test_handles_are_checked(drives: list[str]) -> None:
     with pytest.raises(RuntimeError, match=r"StateError\] segment 987 does not exist or was freed"):
         OPS.segment_free(handle, 987)
     with pytest.raises(RuntimeError, match=r"StateError\] segment 987 does not exist or was freed"):
-        OPS.fetch_submit(handle, [segment.handle, 987], NOTHING, NUMBERS, 10, "decode")
+        submit(handle, [segment.handle, 987], "decode")
     with pytest.raises(RuntimeError, match=r"StateError\] ticket 987 does not exist"):
         OPS.fetch_wait(handle, 987)
     other = DATA.write(store)
     freed = other.handle
     del other
     with pytest.raises(RuntimeError, match=rf"StateError\] segment {freed} does not exist or was"):
-        OPS.fetch_submit(handle, [freed], NOTHING, NUMBERS, 10, "decode")
+        submit(handle, [freed], "decode")
     store.close()  # none of these left a fetch behind
     with pytest.raises(RuntimeError, match=rf"StateError\] store {handle} does not exist or was"):
         OPS.store_close(handle)
@@ -274,13 +304,12 @@ def test_handles_are_checked(drives: list[str]) -> None:
 def test_a_ticket_serves_once(drives: list[str]) -> None:
     store = open_store(drives)
     segment = DATA.write(store)
-    ticket, ids, _ = OPS.fetch_submit(
-        store._handle, [segment.handle], NOTHING, NUMBERS, 10, "stream"
-    )
+    ticket, ids, _, rows = submit(store._handle, [segment.handle], "stream")
+    assert rows.tolist() == [0, 0]
     assert ids.tolist() == []
-    ids, _, more = OPS.fetch_wait(store._handle, ticket)
+    ids, _, _, more = OPS.fetch_wait(store._handle, ticket)
     assert (sorted(ids.tolist()), more) == (list(range(10)), False)
-    ids, _, more = OPS.fetch_wait(store._handle, ticket)  # nothing is left, which is no error
+    ids, _, _, more = OPS.fetch_wait(store._handle, ticket)  # nothing is left, which is no error
     assert (ids.tolist(), more) == ([], False)
     OPS.fetch_release(store._handle, ticket)
     for use in (OPS.fetch_wait, OPS.fetch_release):
@@ -317,7 +346,7 @@ def test_disk_bytes_cap_what_is_stored(drives: list[str]) -> None:
 # ---- opening
 
 
-OPENINGS: dict[str, tuple[dict[str, Any], type[SwarmError], str]] = {
+OPENINGS: dict[str, tuple[dict[str, Any], type[RuntimeError], str]] = {
     "engine": (
         {"engine": "fast"},
         ArgumentError,
@@ -356,7 +385,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[SwarmError], str]] = {
 @pytest.mark.parametrize("name", OPENINGS)
 def test_a_store_that_cannot_open_leaves_nothing(name: str, drives: list[str]) -> None:
     settings, kind, text = OPENINGS[name]
-    with pytest.raises(SwarmError, match=re.escape(text)) as caught:
+    with pytest.raises(RuntimeError, match=re.escape(text)) as caught:
         open_store(drives, **settings)
     assert type(caught.value) is kind
     assert left_behind(drives) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm_kv.errors import CapacityError, StateError
-from swarm_kv.store import NOTHING, IndexCharge, Segment, Store, Window
+from swarm_kv.store import NOTHING, Fetch, IndexCharge, Segment, Store, Wanted, Window
 from swarm_kv.store_ops import gather_entries
 
 from .helpers import (
@@ -24,6 +25,7 @@ from .helpers import (
     overlapping,
     pack,
     receive,
+    receive_rows,
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -146,6 +148,68 @@ def test_an_empty_selection_and_an_empty_segment(drives: list[str]) -> None:
     assert_holds(got, data.rows(), [9])
 
 
+# ---- batches
+
+
+@dataclasses.dataclass
+class Forks:
+    """Two sequences that share their first 20 entries, and have 10 of their own each."""
+
+    store: Store
+    drives: list[str]
+
+    def __post_init__(self) -> None:
+        self.parts = [Data.random(size, seed=size) for size in (20, 10, 11)]
+        shared, *own = (part.write(self.store) for part in self.parts)
+        self.segments = [(shared, segment) for segment in own]
+        self.rows = [torch.cat([self.parts[0].rows(), part.rows()]) for part in self.parts[1:]]
+
+    def wanted(self, entries: Tensor) -> list[Wanted]:
+        return [Wanted(segments, NOTHING, entries, 30) for segments in self.segments]
+
+    def check(self, fetch: Fetch, numbers: range) -> None:
+        for got, rows in zip(
+            receive_rows(self.store, fetch, torch.float32, 64), self.rows, strict=True
+        ):
+            assert_holds(got, rows, numbers)
+
+
+def test_forks_share_the_reads_of_what_they_share(drives: list[str]) -> None:
+    store = open_store(drives)
+    forks = Forks(store, drives)
+    with store.fetch(forks.wanted(torch.arange(10, 25)), purpose="stream") as fetch:
+        forks.check(fetch, range(10, 25))
+    assert store.counters()["stream"]["read"] == 10 + 2 * 5
+
+
+def test_a_fetch_rides_on_a_prefetch(drives: list[str]) -> None:
+    store = open_store(drives)
+    forks = Forks(store, drives)
+    early = store.fetch(forks.wanted(torch.arange(20)), purpose="prefetch")
+    with store.fetch(forks.wanted(torch.arange(5, 30)), ahead=early) as fetch:
+        early.release()  # it is a part of the other one: nothing happens
+        with pytest.raises(StateError, match="became a part of another one"):
+            next(early.rounds())
+        forks.check(fetch, range(5, 30))
+    counters = store.counters()
+    assert counters["decode"]["read"] == counters["prefetch"]["late"] == 20
+    assert (counters["prefetch"]["used"], counters["prefetch"]["wasted"]) == (15, 5)
+    with pytest.raises(StateError, match="the prefetch was released"):
+        store.fetch(forks.wanted(NOTHING), ahead=early)
+    store.close()
+
+
+def test_a_fetch_that_is_forgotten_ends(drives: list[str]) -> None:
+    store = open_store(drives)
+    forks = Forks(store, drives)
+    fetch: Fetch | None = store.fetch(forks.wanted(torch.arange(20)), purpose="prefetch")
+    with pytest.raises(StateError, match="1 fetches are outstanding"):
+        store.close()
+    del fetch
+    gc.collect()
+    store.close()
+
+
 # ---- rounds and staging memory
 
 
@@ -153,8 +217,10 @@ def count_rounds(store: Store, segment: Segment, data: Data) -> tuple[int, int]:
     """Rounds of a pass over everything, and the largest one's bytes."""
     sizes = []
     everything = torch.arange(segment.entries)
-    with store.fetch((segment,), NOTHING, everything, segment.entries, purpose="stream") as fetch:
-        for ids, slots in fetch.rounds():
+    with store.fetch(
+        [Wanted((segment,), NOTHING, everything, segment.entries)], purpose="stream"
+    ) as fetch:
+        for ((ids, slots),) in fetch.rounds():
             sizes.append(ids.numel() * data.entry_bytes)
             pool = store.pool(data.k.dtype)
             elements = data.entry_bytes // data.k.itemsize
@@ -179,14 +245,16 @@ def test_fetches_that_hold_the_arena_make_others_wait_their_turn(drives: list[st
     store = open_store(drives, staging_bytes=64 << 10)
     segment = data.write(store)
     everything = torch.arange(1000)
-    with store.fetch((segment,), NOTHING, everything, 1000) as later:
-        ids, slots = next(rounds := later.rounds())  # one round in hand, the next one under way
-        with store.fetch((segment,), NOTHING, everything, 1000) as fetch:
+    with store.fetch([Wanted((segment,), NOTHING, everything, 1000)]) as later:
+        ((ids, slots),) = next(
+            rounds := later.rounds()
+        )  # one round in hand, the next one under way
+        with store.fetch([Wanted((segment,), NOTHING, everything, 1000)]) as fetch:
             with pytest.raises(CapacityError, match=r"the staging arena \(\d+ bytes, \d+ held"):
                 receive(store, fetch, data.k.dtype, 160)
             rows = gather_entries(store.pool(data.k.dtype), slots // 4, 160)
             assert torch.equal(rows, data.rows()[ids])
-            seen = ids.numel() + sum(more.numel() for more, _ in rounds)
+            seen = ids.numel() + sum(more.numel() for ((more, _),) in rounds)
             later.release()
             assert_holds(receive(store, fetch, data.k.dtype, 160), data.rows(), range(1000))
     assert seen == 1000
@@ -198,7 +266,9 @@ def test_a_fetch_given_up_half_way_returns_its_memory(drives: list[str]) -> None
     store = open_store(drives, staging_bytes=64 << 10)
     segment = data.write(store)
     for _ in range(50):  # more than the arena holds, if any of them kept its part
-        with store.fetch((segment,), NOTHING, torch.arange(1000), 1000, purpose="stream") as fetch:
+        with store.fetch(
+            [Wanted((segment,), NOTHING, torch.arange(1000), 1000)], purpose="stream"
+        ) as fetch:
             next(fetch.rounds())
     got = fetch_all(store, segment, data, entries=torch.arange(1000), purpose="stream")
     assert_holds(got, data.rows(), range(1000))
@@ -215,8 +285,8 @@ def test_what_was_read_is_resident_next_time(drives: list[str]) -> None:
     wanted = torch.arange(10, 30)
     elements = data.entry_bytes // 4
     for resident in (0, 20):
-        with store.fetch((segment,), NOTHING, wanted, 50) as fetch:
-            assert fetch.resident[0].numel() == resident
+        with store.fetch([Wanted((segment,), NOTHING, wanted, 50)]) as fetch:
+            assert fetch.resident[0][0].numel() == resident
             assert_holds(receive(store, fetch, data.k.dtype, elements), data.rows(), range(10, 30))
     assert store.stats().hit_rate == 0.5
     assert store.stats().dram["cache"] >= 20 * data.entry_bytes
@@ -247,8 +317,8 @@ def test_the_cache_begins_with_what_the_profile_activated_most(
     reads = store.counters()["drives"]
     cached = store.counters()["dram"]["cached_entries"]
     assert store.stats().dram_peak_bytes <= 416 << 10
-    with store.fetch((segment,), torch.tensor([1]), NOTHING, 400) as fetch:
-        hits = fetch.resident[0].numel()
+    with store.fetch([Wanted((segment,), torch.tensor([1]), NOTHING, 400)]) as fetch:
+        hits = fetch.resident[0][0].numel()
         assert_holds(receive(store, fetch, data.k.dtype, 256), data.rows(), clusters[1])
     if initial_fill == "none":
         assert cached == hits == 0
@@ -270,8 +340,8 @@ def test_warm_entries_outlast_the_first_steps(drives: list[str]) -> None:
         )
         for first in (100, 200, 300):
             fetch_all(store, segment, data, entries=torch.arange(first, first + 100))
-        with store.fetch((segment,), NOTHING, torch.arange(60), 400) as fetch:
-            survivors[initial_fill] = fetch.resident[0].numel()
+        with store.fetch([Wanted((segment,), NOTHING, torch.arange(60), 400)]) as fetch:
+            survivors[initial_fill] = fetch.resident[0][0].numel()
     assert survivors == {"printed": 60, "none": 0}
 
 
@@ -381,7 +451,7 @@ def test_a_segment_is_freed_after_its_last_reader(drives: list[str]) -> None:
     data = Data.random(100)
     store = open_store(drives)
     segment = data.write(store)
-    with store.fetch((segment,), NOTHING, torch.arange(100), 100) as fetch:
+    with store.fetch([Wanted((segment,), NOTHING, torch.arange(100), 100)]) as fetch:
         del segment
         gc.collect()
         assert store.stats().stored_bytes == 100 * data.entry_bytes
@@ -450,7 +520,7 @@ def test_an_open_fetch_keeps_the_store_open(drives: list[str]) -> None:
     data = Data.random(30)
     store = open_store(drives)
     segment = data.write(store)
-    with store.fetch((segment,), NOTHING, torch.arange(30), 30) as fetch:
+    with store.fetch([Wanted((segment,), NOTHING, torch.arange(30), 30)]) as fetch:
         with pytest.raises(StateError, match="cannot close: 1 fetches are outstanding"):
             store.close()
         assert not store.closed

@@ -43,11 +43,19 @@ class Rig:
         return OPS.segment_write(self.handle, DATA.k, DATA.v, *blocks(10), "layer 0")
 
     def ticket(self) -> int:
-        return OPS.fetch_submit(self.handle, [self.segment()], *self.wanted)[0]
+        return OPS.fetch_submit(*self.fetch())[0]
 
-    @property
-    def wanted(self) -> tuple[Any, ...]:
-        return torch.tensor([1]), torch.tensor([0, 3]), 10, "decode"
+    def fetch(self, purpose: str = "decode", ahead: int = 0) -> tuple[Any, ...]:
+        """Two rows: the first two segments, and the first of them again."""
+        shared, own = self.segment(), self.segment()
+        clusters = torch.tensor([1]), torch.tensor([0, 1, 1])
+        entries = torch.tensor([0, 13, 3]), torch.tensor([0, 2, 3])
+        rows = [shared, own, shared], [0, 2, 3], *clusters, *entries, [20, 10]
+        return self.handle, *rows, purpose, ahead
+
+    def riding(self) -> tuple[Any, ...]:
+        ahead = OPS.fetch_submit(*self.fetch("prefetch"))[0]
+        return self.fetch(ahead=ahead)
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -78,7 +86,7 @@ SAMPLES: dict[str, Callable[[Rig], tuple[Any, ...]]] = {
     "segment_clusters": lambda rig: (rig.handle, rig.segment()),
     "stored_entry_bytes": lambda rig: (DATA.k, "int8"),
     "segment_free": lambda rig: (rig.handle, rig.segment()),
-    "fetch_submit": lambda rig: (rig.handle, [rig.segment()], *rig.wanted),
+    "fetch_submit": lambda rig: rig.riding(),
     "fetch_wait": lambda rig: (rig.handle, rig.ticket()),
     "fetch_release": lambda rig: (rig.handle, rig.ticket()),
 }
@@ -178,8 +186,12 @@ def test_what_is_collected_while_tracing_is_given_back(rig: Rig) -> None:
 def test_compiled_code_may_fetch(rig: Rig) -> None:
     @torch.compile(backend="aot_eager")
     def step(handle: int, segment: int, entries: torch.Tensor) -> torch.Tensor:
-        ticket, _, _ = OPS.fetch_submit(handle, [segment], NOTHING, entries, 10, "stream")
-        ids, slots, _ = OPS.fetch_wait(handle, ticket)
+        nothing = torch.zeros(2, dtype=torch.int64)
+        rows = torch.tensor([0, 3])
+        ticket, _, _, _ = OPS.fetch_submit(
+            handle, [segment], [0, 1], NOTHING, nothing, entries, rows, [10], "stream", 0
+        )
+        ids, slots, _, _ = OPS.fetch_wait(handle, ticket)
         rows = OPS.gather_entries(OPS.store_pool(handle).view(torch.float32), slots // 4, 64)
         OPS.fetch_release(handle, ticket)
         return rows[ids.argsort()] + 0
