@@ -282,6 +282,14 @@ class Sequence:
         self.window.drop_oldest(len(self.window))
         self.window.append(fresh_k[:, leaving:], fresh_v[:, leaving:])
 
+    def observe(self, query: torch.Tensor, wanted: torch.Tensor) -> None:
+        """Take note of what a decoding step's true queries selected.
+
+        Args:
+            query: [heads, n, head_dim], scaled.
+            wanted: int64 numbers of stored entries.
+        """
+
     def settle(self) -> None:
         """After a decoding step: move what has left the window to the drives."""
         leaving = len(self.window) - self.config.window
