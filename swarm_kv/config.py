@@ -121,6 +121,13 @@ class SwarmConfig:
         verify (`bool`, *optional*, defaults to True): compare every entry read with its checksum.
         device_model (`tuple[float, float]`, *optional*): seconds per request and per byte of every
             drive; measured when the store opens, if not given.
+        prefetch (`str`, *optional*, defaults to "auto"): where a patched model predicts a layer's
+            query to start its reads early: behind attention of the layer before
+            (`post_attention`), at that layer's input (`decoder_input`: earlier, and predicted less
+            well), or nowhere (`off`). `auto` is `post_attention` in the layers and at the times in
+            which that saves more than it costs. What is attended is the same.
+        predictor (`str` or callable, *optional*, defaults to "projection"): what predicts the
+            query; see `swarm_kv.prefetch`.
         recall_every (`int`, *optional*, defaults to 0): measure recall at every so many steps; this
             reads the whole context at that step. 0 never does.
 
@@ -168,6 +175,8 @@ class SwarmConfig:
     cache_policy: str = "decayed_frequency"
     verify: bool = True
     device_model: tuple[float, float] | None = None
+    prefetch: str = "auto"
+    predictor: Any = "projection"
     recall_every: int = 0
 
     def __post_init__(self) -> None:
@@ -263,10 +272,10 @@ class SwarmConfig:
         """Plain values, as `from_dict` takes them.
 
         Raises:
-            ArgumentError: `selector` is a function, which a file cannot hold.
+            ArgumentError: a strategy is a function, which a file cannot hold.
         """
         values = dataclasses.asdict(self)
-        for name in ("selector", "clusterer"):
+        for name in ("selector", "clusterer", "predictor"):
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"a `{name}` that is a function cannot be saved: give its name")
         values["paths"] = list(values["paths"])
@@ -325,4 +334,5 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "code_bits": (8, 4),
     "codec": ("none", "int8", "kivi4"),
     "initial_fill": ("printed", "product", "none"),
+    "prefetch": ("auto", "post_attention", "decoder_input", "off"),
 }
