@@ -135,6 +135,7 @@ class SwarmCache(Cache):
         self._first, self._last = min(taken), max(taken)
         super().__init__(layers=layers)
 
+    @torch.compiler.disable
     def update(
         self,
         key_states: torch.Tensor,

@@ -28,12 +28,20 @@ def cache_position(model: Any) -> int:
     return list(inspect.signature(model.forward).parameters).index(cache_arg(model))
 
 
-def given_cache(position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The cache among the arguments of a call, by `cache_position` or by either keyword."""
+def cache_keyword(kwargs: dict[str, Any]) -> Any:
+    """The cache among keyword arguments, by either name; None if there is none."""
     for name in ("cache", "past_key_values"):  # the old name still works in 5.24
         if kwargs.get(name) is not None:
             return kwargs[name]
-    return args[position] if position < len(args) else None
+    return None
+
+
+def given_cache(position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The cache among the arguments of a call, by `cache_position` or by either keyword."""
+    cache = cache_keyword(kwargs)
+    if cache is None and position < len(args):
+        cache = args[position]
+    return cache
 
 
 def cache_of(output: Any) -> Any:

@@ -128,6 +128,13 @@ class SwarmConfig:
         verify (`bool`, *optional*, defaults to True): compare every entry read with its checksum.
         device_model (`tuple[float, float]`, *optional*): seconds per request and per byte of every
             drive; measured when the store opens, if not given.
+        prefetch (`str`, *optional*, defaults to "auto"): where a patched model predicts a layer's
+            query to start its reads early: behind attention of the layer before
+            (`post_attention`), at that layer's input (`decoder_input`: earlier, and predicted less
+            well), or nowhere (`off`). `auto` is `post_attention` in the layers and at the times in
+            which that saves more than it costs. What is attended is the same.
+        predictor (`str` or callable, *optional*, defaults to "projection"): what predicts the
+            query; see `swarm_kv.prefetch`.
         recall_every (`int`, *optional*, defaults to 64): measure at every so many steps, per layer,
             how much attention the read entries hold; 0 never does.
         recall_sample (`int`, *optional*, defaults to 256): entries that a measurement reads, and
@@ -180,6 +187,8 @@ class SwarmConfig:
     cache_policy: str = "decayed_frequency"
     verify: bool = True
     device_model: tuple[float, float] | None = None
+    prefetch: str = "auto"
+    predictor: Any = "projection"
     recall_every: int = 64
     recall_sample: int = 256
 
@@ -278,10 +287,10 @@ class SwarmConfig:
         """Plain values, as `from_dict` takes them.
 
         Raises:
-            ArgumentError: `selector` is a function, which a file cannot hold.
+            ArgumentError: a strategy is a function, which a file cannot hold.
         """
         values = dataclasses.asdict(self)
-        for name in ("selector", "clusterer", "maintenance"):
+        for name in ("selector", "clusterer", "maintenance", "predictor"):
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"a `{name}` that is a function cannot be saved: give its name")
         values["paths"] = list(values["paths"])
@@ -342,4 +351,5 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "codec": ("none", "int8", "kivi4"),
     "initial_fill": ("printed", "product", "none"),
     "recluster": ("auto", "off"),
+    "prefetch": ("auto", "post_attention", "decoder_input", "off"),
 }

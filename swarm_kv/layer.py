@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from . import compat, ops, recall
+from . import compat, ops
 from .dense import accumulation_dtype, add_sink_logits, dense_attention
 from .errors import ArgumentError, StateError
 from .selectors import Selector
 from .sequence import Geometry, Sequence
-from .store import NOTHING, Store, Wanted
+from .step import Ahead, Cost, Part, Step
+from .store import Store
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -77,6 +78,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.layer_idx = layer_idx
         self.selector = selector
         self.state = state
+        self._ahead: Ahead | None = None
         self.reset()
 
     # ---- transformers' cache layer interface
@@ -90,6 +92,9 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.valid: torch.Tensor | None = None  # bool [batch, length], as stored; None: no padding
         self._staged: tuple[torch.Tensor, torch.Tensor] | None = None
         self._after_long_chunk = False
+        self.drop_ahead()
+        self.previous_query: torch.Tensor | None = None  # [batch, heads, 1, head_dim]
+        self.cost: Cost | None = None  # of the last decoding step's reads
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: Any = None) -> None:
         """Learn batch size, shape and dtype from the first keys."""
@@ -147,6 +152,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         count = self.length - length
         if not self.is_initialized or count == 0:
             return
+        self.drop_ahead()
         for number, row in enumerate(self.rows):
             dropped = count
             if self.valid is not None:
@@ -163,9 +169,12 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Keep the sequences `indices`, in that order; repeated ones fork."""
         if not self.is_initialized:
             return
+        self.drop_ahead()
         chosen = torch.as_tensor(indices).cpu().tolist()
         self.rows = [self.rows[i].fork() for i in chosen] if self.rows else []
         self._set_valid(None if self.valid is None else self.valid[chosen])
+        if self.previous_query is not None:
+            self.previous_query = self.previous_query[chosen]
         self.batch = len(chosen)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -184,13 +193,14 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             other.rows = [row.fork() for row in self.rows]
             other.length, other.valid = self.length, self.valid
             other._after_long_chunk = self._after_long_chunk
+            other.previous_query = self.previous_query
         return other
 
     def offload(self) -> None:
         """Nothing to do: entries are on the drives already."""
 
     def prefetch(self) -> None:
-        """Nothing to do: reads start when the query is known."""
+        """Nothing to do: `read_ahead` is called with a query."""
 
     def _set_valid(self, valid: torch.Tensor | None) -> None:
         self.valid = None if valid is None or bool(valid.all()) else valid
@@ -218,6 +228,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         rest_of_prefill = count > 1 and self._after_long_chunk
         return past > 0 and count <= DECODE_QUERIES and not rest_of_prefill
 
+    @torch.compiler.disable  # reads and writes, sizes that change: nothing that a graph could hold
     def attend(
         self,
         query: torch.Tensor,
@@ -272,9 +283,13 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         past = self.length - count
         decoding = self.decodes(past, count)
         self._after_long_chunk = count > DECODE_QUERIES
+        if not decoding:
+            self.drop_ahead()
         out = torch.zeros(
             q.shape[0], count, q.shape[1], value.shape[-1], dtype=accumulation_dtype(q.dtype)
         )
+        parts: list[Part] = []
+        places: list[tuple[int, Any]] = []
         for number, row in enumerate(self.rows):
             if past == 0 and number > 0 and self._repeats(number, q, key, value):
                 # Beams and num_return_sequences begin as copies of one prompt: store it once.
@@ -282,12 +297,24 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 out[number] = out[number - 1]
                 continue
             chosen = slice(None) if self.valid is None else self.valid[number, past:]
-            part = q[number][:, chosen], key[number][:, chosen], value[number][:, chosen]
-            if part[0].shape[1] == 0:
+            part = Part(
+                row,
+                q[number][:, chosen],
+                key[number][:, chosen],
+                value[number][:, chosen],
+                visible[number],
+            )
+            if part.query.shape[1] == 0:
                 continue
-            step = self._decode if decoding else self._prefill
-            attended = step(row, *part, visible[number], softcap, sinks)
-            out[number, chosen] = attended.transpose(0, 1)
+            if decoding:
+                parts.append(part)
+                places.append((number, chosen))
+            else:
+                out[number, chosen] = self._prefill(part, softcap, sinks).transpose(0, 1)
+        if parts:
+            for place, attended in zip(places, self._decode(parts, softcap, sinks), strict=True):
+                out[place] = attended
+        self.previous_query = q[:, :, -1:].clone()  # a view would keep a whole prompt's
         return out
 
     def _open_rows(self, q: torch.Tensor, key: torch.Tensor, scale: float) -> None:
@@ -356,112 +383,81 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         )
 
     def _prefill(
-        self,
-        row: Sequence,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        visible: torch.Tensor | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        self, part: Part, softcap: float | None, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """Exact attention of a chunk [heads, n, dim] to itself and everything before it."""
+        """Exact attention of a chunk to itself and everything before it: [heads, n, dim]."""
+        row, q, k, v, visible = part.row, part.query, part.key, part.value, part.visible
         how: dict[str, Any] = {"scale": row.geometry.scale, "softcap": softcap}
-        part = dense_attention(q, k, v, causal=True, **how)
+        attended = dense_attention(q, k, v, causal=True, **how)
         if len(row):
             past = None if visible is None else visible[: len(row)]
-            resident = row.gather(row.resident(past))
-            part = ops.merge_attention(*part, *dense_attention(q, *resident, causal=False, **how))
+            resident = dense_attention(q, *row.gather(row.resident(past)), causal=False, **how)
+            attended = ops.merge_attention(*attended, *resident)
             for _, keys, values in row.stream(past):
                 further = dense_attention(q, keys, values, causal=False, **how)
-                part = ops.merge_attention(*part, *further)
+                attended = ops.merge_attention(*attended, *further)
         # Signatures know no soft cap, and tokens that this call hides are profiled all the same.
         complete = softcap is None and visible is None
-        lse = part[1] if complete else None
+        lse = attended[1] if complete else None
         if sinks is not None:
-            part = add_sink_logits(*part, sinks.detach().cpu())
+            attended = add_sink_logits(*attended, sinks.detach().cpu())
         row.ingest(k, v, q, lse)
-        return part[0]
+        return attended[0]
 
     def _decode(
-        self,
-        row: Sequence,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        visible: torch.Tensor | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attend to sinks, window and what the selector chooses: select, fetch, attend, merge."""
-        row.prepare()
-        row.append(k, v)
-        shape, count = row.geometry, q.shape[1]
-        queries = q.transpose(0, 1).contiguous()
-        pool = self.store.pool(shape.dtype)
-        logits = None if sinks is None else sinks.detach().cpu().to(queries.dtype)
+        self, parts: list[Part], softcap: float | None, sinks: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """Attend to sinks, window and what the selector chooses: one step for all rows."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.released:
+            ahead = None
+        logits = None if sinks is None else sinks.detach().cpu()
+        try:
+            step = Step(self.store, parts, softcap, logits)
+            attended = step.run(self.selector, ahead, self.layer_idx, self.state.step)
+        finally:
+            if ahead is not None:
+                ahead.release()
+        self.cost = step.cost
+        return attended
 
-        def attend(
-            lists: list[torch.Tensor], with_sinks: bool
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            sizes = torch.tensor([0] + [len(slots) for slots in lists])
-            return ops.sparse_attention(
-                queries,
-                pool,
-                torch.cat(lists) // shape.dtype.itemsize,
-                sizes.cumsum(0),
-                shape.kv_heads,
-                shape.scale,
-                logits if with_sinks else None,
-                softcap,
+    # ---- reading ahead
+
+    def expects(self, shape: torch.Size) -> bool:
+        """Whether a call with hidden states [batch, n, features] will read from the drives."""
+        batch, count = shape[:2]
+        return (
+            self._staged is None
+            and self.state.failure is None
+            and len(self.rows) == batch
+            and self.decodes(self.length, count)
+            and any(row.limit for row in self.rows)
+        )
+
+    def read_ahead(self, query: torch.Tensor, began: float) -> Ahead:
+        """Start reading what a predicted query selects; the decoding step to come rides on it.
+
+        Args:
+            query: [batch, heads, n, head_dim], rotated, not scaled, of a call that `expects` knows.
+            began: when predicting began, by `time.perf_counter`.
+
+        Raises:
+            ArgumentError: the query has another shape.
+            CapacityError, StorageError: the reads could not be started.
+        """
+        self.drop_ahead()
+        shape = self.rows[0].geometry
+        wanted = (len(self.rows), shape.heads, query.shape[2], shape.head_dim)
+        if query.shape != wanted:
+            raise ArgumentError(
+                f"a predicted query must be [batch, heads, n, head_dim] = {list(wanted)}, got "
+                f"{list(query.shape)}"
             )
+        self._ahead = Ahead(self.store, self.rows, query.detach().cpu(), self.selector, began)
+        return self._ahead
 
-        def resident(further: torch.Tensor) -> list[torch.Tensor]:
-            """Per query: everything in memory up to its own token."""
-            slots = row.resident(visible)
-            return [
-                torch.cat([further, slots[: slots.numel() - (count - 1 - i)]]) for i in range(count)
-            ]
-
-        index = row.index()
-        if index is None:
-            part = attend(resident(NOTHING), True)
-        else:
-            assert row.stored is not None
-            scaled = q * shape.scale
-            budget = max(1, round(self.store.config.sparsity * len(row)))
-            if self.store.config.sparsity == 1.0:
-                clusters, entries = NOTHING, torch.arange(row.limit, dtype=torch.int64)
-            else:
-                clusters, entries = self.selector(scaled, index, budget, self.store.config)
-            fetched = []
-            wanted = Wanted(row.stored.segments, clusters, entries, row.limit)
-            with self.store.fetch([wanted]) as fetch:
-                # What is in memory is attended while the reads are under way.
-                ids, slots = row.shown(*fetch.resident[0], visible)
-                part = attend(resident(slots), True)
-                fetched.append(ids)
-                for (read,) in fetch.rounds():
-                    ids, slots = row.shown(*read, visible)
-                    part = ops.merge_attention(*part, *attend([slots] * count, False))
-                    fetched.append(ids)
-            row.observe(scaled, torch.cat(fetched))
-            step, layer, config = self.state.step, self.layer_idx, self.store.config
-            if visible is None and recall.due(step, layer, config.recall_every):
-                lse = part[1], attend(resident(NOTHING), True)[1]
-                attended = recall.Attended(scaled, torch.cat(fetched), *lse, softcap)
-                how = {
-                    "budget": budget,
-                    "sample": config.recall_sample,
-                    "seed": 1024 * step + layer,
-                }
-                mass = recall.measure(row, index, attended, **how)
-                if mass is not None:
-                    self.store.meter.add_mass(layer, mass)
-            if row.stored.means is not None:
-                estimate = row.estimate(
-                    row.stored.means, scaled, torch.cat(fetched), visible, softcap
-                )
-                part = ops.merge_attention(*part, *estimate)
-        row.settle()
-        return part[0].transpose(0, 1)
+    def drop_ahead(self) -> None:
+        """End reads that no step came for."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.release()

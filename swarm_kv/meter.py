@@ -7,6 +7,9 @@ import math
 import statistics
 from typing import Any
 
+ACCURACY_EVERY = 17
+"""Of so many prefetches one is compared with what the true query wants: a prime, so that all layers
+have their turn."""
 RECENT = 1 / 8
 """Weight of the newest measurement in a moving mean."""
 
@@ -64,6 +67,37 @@ class MassMeter:
 
 
 @dataclasses.dataclass
+class PrefetchMeter:
+    """Counters of reads that were started ahead in one store."""
+
+    prefetches: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    caught: int = 0
+    judged: int = 0
+
+    def take_step(self, seconds: float, waited: float) -> bool:
+        """Count a step of one layer that rode on a prefetch.
+
+        Args:
+            seconds: time that predicting, selecting and submitting took.
+            waited: time that the step waited for reads all the same.
+
+        Returns:
+            Whether the prediction is to be judged this time.
+        """
+        self.prefetches += 1
+        self.seconds += seconds
+        self.waited += waited
+        return self.prefetches % ACCURACY_EVERY == 1
+
+    def add_accuracy(self, caught: int, wanted: int) -> None:
+        """Add one comparison of one layer and sequence, in entries."""
+        self.caught += caught
+        self.judged += wanted
+
+
+@dataclasses.dataclass
 class Meter:
     """Counters of one store's caches."""
 
@@ -74,6 +108,7 @@ class Meter:
     fetched_mass: float = 0.0
     best_mass: float = 0.0
     recall_samples: int = 0
+    prefetch: PrefetchMeter = dataclasses.field(default_factory=PrefetchMeter)
 
     def add_mass(self, layer: int, mass: Mass) -> None:
         """Add one measurement of one layer and sequence."""
@@ -123,6 +158,36 @@ class LayerMass:
 
 
 @dataclasses.dataclass(frozen=True)
+class PrefetchStats:
+    """What reading ahead did (`SwarmConfig.prefetch`); totals since the store opened.
+
+    Attributes:
+        prefetches: decoding steps of one layer whose reads were started ahead.
+        seconds: time that predicting, selecting and submitting took for them.
+        wait_seconds: time that these steps waited for reads all the same.
+        accuracy: share of the entries that the true query wanted that were predicted, cached ones
+            included, by samples; None without samples.
+        used_entries: read ahead and wanted. wasted_entries, wasted_bytes: and not wanted.
+        late_entries, late_requests, late_bytes: what a step had to read beside its prefetch.
+        hidden_seconds: time that the busiest drive needs, by its device model, for all that
+            decoding read, less what decoding waited. hidden_share: the same as a share.
+    """
+
+    prefetches: int
+    seconds: float
+    wait_seconds: float
+    accuracy: float | None
+    used_entries: int
+    wasted_entries: int
+    wasted_bytes: float
+    late_entries: int
+    late_requests: int
+    late_bytes: int
+    hidden_seconds: float
+    hidden_share: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Stats:
     """State of a store and totals since it opened.
 
@@ -144,6 +209,7 @@ class Stats:
             each layer and sequence counted.
         wait_seconds: time that decoding waited for reads.
         repaired: entries that were served by another copy after a failure.
+        prefetch: a `PrefetchStats`.
         drives: one `DriveStats` per drive.
     """
 
@@ -166,6 +232,7 @@ class Stats:
     recall_samples: int
     wait_seconds: float
     repaired: int
+    prefetch: PrefetchStats
     drives: tuple[DriveStats, ...]
 
     @property
@@ -216,5 +283,29 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         recall_samples=meter.recall_samples,
         wait_seconds=decode["wait_seconds"],
         repaired=sum(counters[purpose]["repaired"] for purpose in ("decode", "stream", "prefetch")),
+        prefetch=_prefetch_stats(early, decode["wait_seconds"], drives, meter.prefetch),
         drives=drives,
+    )
+
+
+def _prefetch_stats(
+    ahead: dict[str, Any], waited: float, drives: tuple[DriveStats, ...], meter: PrefetchMeter
+) -> PrefetchStats:
+    needed = max(
+        (d.decode_requests * d.t_base + d.decode_bytes * d.t_transfer for d in drives), default=0.0
+    )
+    hidden = max(0.0, needed - waited)
+    return PrefetchStats(
+        prefetches=meter.prefetches,
+        seconds=meter.seconds,
+        wait_seconds=meter.waited,
+        accuracy=meter.caught / meter.judged if meter.judged else None,
+        used_entries=ahead["used"],
+        wasted_entries=ahead["wasted"],
+        wasted_bytes=ahead["bytes"] * ahead["wasted"] / max(ahead["read"], 1),
+        late_entries=ahead["late"],
+        late_requests=ahead["late_requests"],
+        late_bytes=ahead["late_bytes"],
+        hidden_seconds=hidden,
+        hidden_share=hidden / needed if needed else 0.0,
     )

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import clusterers, compat, selectors
+from . import clusterers, compat, predictors, selectors
 from .cache import ATTENTION_NAME, SwarmCache, check_dram, full_attention_layers
 from .config import SwarmConfig
 from .errors import ArgumentError, StateError
 from .meter import Stats
+from .prefetch import Prefetcher
 from .store import Store
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def patch(model: Any, config: SwarmConfig) -> Swarm:
         raise ArgumentError(f"`{type(model).__name__}` cannot be patched: {reason}")
     selectors.resolve(config.selector)
     clusterers.resolve(config.clusterer)
+    predictors.resolve(config.predictor)
     check_dram(model.config, config, model.dtype)
     before = compat.attention_name(model)
     swarm = Swarm(model, config)
@@ -133,6 +135,7 @@ def patch(model: Any, config: SwarmConfig) -> Swarm:
             )
         _use_cache_in_generate(model, swarm)
         _use_cache_in_forward(model, swarm)
+        swarm._undo.append(Prefetcher(model, config).remove)
     except BaseException:
         swarm.unpatch()
         raise
