@@ -123,7 +123,7 @@ class SwarmConfig:
             drive; measured when the store opens, if not given.
         recall_every (`int`, *optional*, defaults to 64): measure at every so many steps, per layer,
             how much attention the read entries hold; 0 never does.
-        recall_sample (`int`, *optional*, defaults to 256): entries that a measurement reads, and
+        recall_sample (`int`, *optional*, defaults to 128): entries that a measurement reads, and
             estimates the rest of the context by; 0 reads the whole context and is exact.
 
     Raises:
@@ -171,7 +171,7 @@ class SwarmConfig:
     verify: bool = True
     device_model: tuple[float, float] | None = None
     recall_every: int = 64
-    recall_sample: int = 256
+    recall_sample: int = 128
 
     def __post_init__(self) -> None:
         """Check every value and bring sizes and paths to their plain form."""
