@@ -59,8 +59,9 @@ def pin(address: int, size: int) -> Pinned | None:
     """
     if not torch.cuda.is_available():
         return None
+    cuda: Any = torch.cuda
     try:
-        pinned = Pinned(torch.cuda.cudart(), address, size, CHUNK)
+        pinned = Pinned(cuda.cudart(), address, size, CHUNK)
     except RuntimeError as error:  # a device that cannot be used
         logger.warning("swarm_kv: staging memory is not pinned: %s", error)
         return None
