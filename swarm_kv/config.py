@@ -137,7 +137,7 @@ class SwarmConfig:
             query; see `swarm_kv.prefetch`.
         recall_every (`int`, *optional*, defaults to 64): measure at every so many steps, per layer,
             how much attention the read entries hold; 0 never does.
-        recall_sample (`int`, *optional*, defaults to 256): entries that a measurement reads, and
+        recall_sample (`int`, *optional*, defaults to 128): entries that a measurement reads, and
             estimates the rest of the context by; 0 reads the whole context and is exact.
 
     Raises:
@@ -190,7 +190,7 @@ class SwarmConfig:
     prefetch: str = "auto"
     predictor: Any = "projection"
     recall_every: int = 64
-    recall_sample: int = 256
+    recall_sample: int = 128
 
     def __post_init__(self) -> None:
         """Check every value and bring sizes and paths to their plain form."""

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import mmap
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import errors
+from . import errors, pinned
 from . import store_ops as _store_ops  # noqa: F401  (registers the operators)
 from .background import Background
 from .config import SwarmConfig
@@ -66,7 +67,10 @@ class Store:
         self._open = True
         self.meter = Meter()
         self.background = Background()
-        self._finalizer = _on_collection(self, _close, self._handle)
+        self._pinned = pinned.pin(
+            self._pool.data_ptr(), config.staging // mmap.PAGESIZE * mmap.PAGESIZE
+        )
+        self._finalizer = _on_collection(self, _close, self._handle, self._pinned)
         for note in self.notes():
             logger.warning("swarm_kv: %s", note)
 
@@ -87,6 +91,8 @@ class Store:
                 _ops.store_close(self._handle)
             self._open = False
             self._finalizer.detach()
+            if self._pinned is not None:
+                self._pinned.release()
             self._views.clear()
             self._pool = torch.empty(0, dtype=torch.uint8)  # the mapping goes with the last view
 
@@ -242,7 +248,9 @@ def _outside_tracing(function: Any, *args: Any) -> None:
         function(*args)
 
 
-def _close(handle: int) -> None:
+def _close(handle: int, memory: pinned.Pinned | None) -> None:
+    if memory is not None:
+        memory.release()
     with contextlib.suppress(RuntimeError):
         _ops.store_close(handle)
 

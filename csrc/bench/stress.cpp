@@ -48,6 +48,7 @@ int main(int count, char** arguments) {
   number("faults", result.faults);
   number("short_reads", result.short_reads);
   number("repaired", result.repaired);
+  number("refused", result.refused);
   number("leaks", result.leaks.size());
   number("errors", result.errors.size());
   const swarm_kv::DriveShare& share = result.slow_share;

@@ -247,8 +247,11 @@ class Stress {
     return all == 0 ? 0 : own / static_cast<double>(all);
   }
 
-  // One thread calls this before each of its steps; `done` of its steps are behind it.
-  void schedule(double done, std::mt19937& random) {
+  // Called by every thread before each of its steps; one at a time does what is due.
+  void schedule(std::mt19937& random) {
+    const std::unique_lock turn(schedule_mutex_, std::try_to_lock);
+    if (!turn.owns_lock()) return;
+    const double done = static_cast<double>(result_.steps) / static_cast<double>(options_.steps);
     const auto reach = [&](double part) { return phase_ < part && done >= part; };
     if (reach(0.001)) slow_share();
     if (reach(0.15)) result_.slow_share.before = slow_share();
@@ -256,7 +259,7 @@ class Stress {
       phase_ = done;
       return;
     }
-    if (done > 0.15 && done < 0.30 && random() % 8 == 0) {
+    if (done > 0.15 && done < 0.30 && random() % 32 == 0) {
       fault(random() % kDrives, io::FaultKind::kShort, 3);
       fault(kFailing, random() % 2 ? io::FaultKind::kError : io::FaultKind::kCorrupt, 3);
     }
@@ -279,7 +282,7 @@ class Stress {
     }
     if (reach(0.60)) slow_share();
     if (reach(0.75)) result_.slow_share.after = slow_share();
-    if (done > 0.75 && random() % 8 == 0) {
+    if (done > 0.75 && random() % 32 == 0) {
       fault(random() % kDrives, io::FaultKind::kShort, 2);
       fault(kFailing, random() % 2 ? io::FaultKind::kError : io::FaultKind::kCorrupt, 2);
     }
@@ -491,9 +494,7 @@ class Stress {
     std::deque<Outstanding> fetches;
     const int64_t steps = options_.steps / options_.threads;
     for (int64_t step = 0; step < steps; ++step) {
-      if (thread == 0) {
-        schedule(static_cast<double>(step) / static_cast<double>(steps), random);
-      }
+      schedule(random);
       try {
         this->step(sequences, fetches, random);
       } catch (const Error& error) {
@@ -571,7 +572,8 @@ class Stress {
   std::atomic<uint64_t> next_owner_{1};
   std::atomic<int64_t> exposed_{0};
   std::vector<uint64_t> last_read_ = std::vector<uint64_t>(kDrives);
-  double phase_ = 0;
+  std::mutex schedule_mutex_;
+  double phase_ = 0;  // share of the steps at which schedule() was last
   std::mutex mutex_;
 };
 
