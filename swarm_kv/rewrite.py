@@ -7,12 +7,14 @@ so codes and means stay as they are; only where entries lie changes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import torch
 
 from .background import Check
 from .entries import Geometry, read_entries
+from .errors import ArgumentError
 from .index import Index, concatenated
 from .layout import Layout, Problem, Queries, choose
 from .medoids import Medoids
@@ -123,11 +125,18 @@ def rewrite(task: Task, check: Check) -> Rewritten:
 
 
 def _group(task: Task, keys: torch.Tensor) -> tuple[Layout, torch.Tensor]:
+    if task.queries is not None and len(task.queries) >= LEAST_QUERIES:
+        # Not where clusters would take more copies than they may, or queries are no numbers.
+        with contextlib.suppress(ArgumentError):
+            layout = _by_queries(task, keys, task.queries)
+            return layout, torch.arange(layout.offsets.numel() - 1)
+    offsets, members, owner = by_owner(task.index.offsets, task.index.members, task.owner)
+    return Layout("merged", offsets, members), owner
+
+
+def _by_queries(task: Task, keys: torch.Tensor, queries: Queries) -> Layout:
     config, index = task.store.config, task.index
-    if task.queries is None or len(task.queries) < LEAST_QUERIES:
-        offsets, members, owner = by_owner(index.offsets, index.members, task.owner)
-        return Layout("merged", offsets, members), owner
-    share = len(task.queries) / config.profile_queries
+    share = len(queries) / config.profile_queries
     few = dataclasses.replace(config, min_activation=max(1, round(config.min_activation * share)))
 
     def indexed(layout: Layout) -> Index:
@@ -136,12 +145,12 @@ def _group(task: Task, keys: torch.Tensor) -> tuple[Layout, torch.Tensor]:
             medoids = index.medoids.alike(keys, layout.offsets, layout.members, layout.activations)
         return index.laid_out(layout.offsets, layout.members, medoids)
 
-    layout = choose(
+    return choose(
         Problem(
             keys=keys,
             sinks=0,
             entries=index.entries,
-            queries=task.queries,
+            queries=queries,
             scale=1.0,
             stored_bytes=stored_entry_bytes(keys, config.codec),
             index=indexed,
@@ -150,7 +159,6 @@ def _group(task: Task, keys: torch.Tensor) -> tuple[Layout, torch.Tensor]:
         ),
         few,
     )
-    return layout, torch.arange(layout.offsets.numel() - 1)
 
 
 def by_owner(

@@ -562,7 +562,11 @@ class Sequence:
         index = index.laid_out(*self.store.clusters(segment), index.medoids)
         if self._activity is not None:
             self._activity.replace(0, len(self._activity.clusters), segment.clusters)
-        self._rewriting, self._drift, self._drifted = None, Drift(), False
+        self._rewriting, self._drift = None, Drift()
+        # What was written without looking, such as after a crop, is grouped once there are queries.
+        self._drifted = (
+            queries is None and config.recluster == "auto" and k.shape[1] >= rewrite.MERGED
+        )
         self.stored = Stored((segment,), index, (charge,), None, means)
         self.limit = k.shape[1]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swarm_kv import maintenance, rewrite, selectors
 from swarm_kv.background import Background
-from swarm_kv.errors import StorageError
+from swarm_kv.errors import ArgumentError, StorageError
 from swarm_kv.index import members_of
 from swarm_kv.sequence import Geometry, Sequence
 from swarm_kv.store import Store, Wanted
@@ -204,7 +204,8 @@ def test_forks_and_crops(name: str) -> None:
         one.check()
 
 
-def test_a_crop_while_a_rewriting_is_under_way() -> None:
+def test_a_crop_while_a_rewriting_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = counting(monkeypatch)
     run = Run()
     token = PREFILL
     while run.sequence._rewriting is None:
@@ -213,6 +214,8 @@ def test_a_crop_while_a_rewriting_is_under_way() -> None:
     run.crop(WINDOW + 10)
     run.decode(token, token + 100)
     run.check()
+    # What was left of the prefill lost its clusters, and got others.
+    assert [task.first for task in done if task.first == 0] == [0]
 
 
 def test_chunks_after_decoding() -> None:
@@ -352,6 +355,20 @@ def test_drift_is_ignored_where_it_is_off() -> None:
 
 
 # ---- failures
+
+
+def test_clusters_with_too_many_copies_are_merged_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(layout="clusters", clusterer="swarm")
+
+    def refuse(*_: Any) -> Any:
+        raise ArgumentError("clusters take 2.30 times the plain KV")
+
+    monkeypatch.setattr(rewrite, "choose", refuse)
+    run.decode(PREFILL, PREFILL + 200)
+    run.check()
+    assert run.store.background.failures == 0
+    assert run.sequence.stored is not None
+    assert len(run.sequence.stored.segments) < 16
 
 
 @pytest.mark.parametrize("where", ["read", "group", "write", "charge"])
