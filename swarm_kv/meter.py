@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from .miss_ratio import MissRatioCurve
+
 
 @dataclasses.dataclass
 class Meter:
@@ -63,6 +65,7 @@ class Stats:
         wait_seconds: time that decoding waited for reads.
         repaired: entries that were served by another copy after a failure.
         drives: one `DriveStats` per drive.
+        miss_ratio: what a cluster cache of each size would miss, see `MissRatioCurve`.
     """
 
     dram_bytes: int
@@ -82,6 +85,7 @@ class Stats:
     wait_seconds: float
     repaired: int
     drives: tuple[DriveStats, ...]
+    miss_ratio: MissRatioCurve
 
     @property
     def engine(self) -> str:
@@ -125,4 +129,10 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         wait_seconds=decode["wait_seconds"],
         repaired=decode["repaired"] + counters["stream"]["repaired"],
         drives=drives,
+        miss_ratio=MissRatioCurve.of(
+            counters["reuse"]["distances"],
+            counters["reuse"]["first"],
+            counters["reuse"]["expected"],
+            counters["stored_entries"] * counters["cached_entry_bytes"],
+        ),
     )

@@ -8,7 +8,6 @@
 #include "io/error.h"
 
 namespace swarm_kv {
-namespace {
 
 Segment segment_without_data(SimulatedLayout& layout) {
   Turn turn;
@@ -26,8 +25,6 @@ Segment segment_without_data(SimulatedLayout& layout) {
                  .checksum = {},
                  .residency = {}};
 }
-
-}  // namespace
 
 SimulatedReads simulate_reads(SimulatedLayout layout, std::span<const SimulatedStep> steps) {
   if (layout.entry_bytes < 1 || layout.entry_bytes > std::numeric_limits<int32_t>::max()) {

@@ -83,10 +83,22 @@ std::string count_json(const Traffic::Count& count) {
       .done();
 }
 
+std::string reuse_json(const ReuseDistances& reuse) {
+  std::string counts(1, '[');
+  for (const uint64_t count : reuse.count) {
+    counts += (counts.size() > 1 ? ", " : "") + std::to_string(count);
+  }
+  return Object()
+      .number("first", reuse.first)
+      .number("expected", reuse.expected)
+      .raw("distances", counts + "]")
+      .done();
+}
+
 }  // namespace
 
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
-                       int64_t cached_entries, uint64_t allocated_bytes,
+                       const ClusterCache& cache, uint64_t allocated_bytes,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes) {
   std::string per_drive(1, '[');
@@ -122,9 +134,11 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("stored_bytes", traffic.stored_bytes)
       .number("stored_entries", traffic.stored_entries)
       .number("stored_copies", traffic.stored_copies)
+      .number("cached_entry_bytes", ClusterCache::slot_bytes(pool.entry_bytes()))
       .number("padding_bytes", allocated_bytes - traffic.stored_bytes)
-      .raw("dram", dram_json(budget, pool, cached_entries))
+      .raw("dram", dram_json(budget, pool, cache.size()))
       .raw("decode", count_json(traffic.by_purpose[static_cast<int>(Purpose::kDecode)]))
+      .raw("reuse", reuse_json(cache.reuse()))
       .raw("stream", count_json(traffic.by_purpose[static_cast<int>(Purpose::kStream)]))
       .raw("drives", per_drive)
       .done();

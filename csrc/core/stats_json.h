@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/budget.h"
+#include "core/cluster_cache.h"
 #include "core/coalesce.h"
 #include "core/entry_pool.h"
 #include "core/traffic.h"
@@ -13,10 +14,10 @@
 namespace swarm_kv {
 
 // The store's counters as one JSON object: what is stored and, as `padding_bytes`, what the drives'
-// `allocated_bytes` hold beyond it; `dram` by use, `traffic` by purpose, and one object per
-// drive with its engine, device model and counters.
+// `allocated_bytes` hold beyond it; `dram` by use, `reuse` as in reuse_distance.h, `traffic` by
+// purpose, and one object per drive with its engine, device model and counters.
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
-                       int64_t cached_entries, uint64_t allocated_bytes,
+                       const ClusterCache& cache, uint64_t allocated_bytes,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes);
 
