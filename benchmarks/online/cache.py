@@ -99,9 +99,7 @@ def steps_of(layer: LayerTrace) -> dict[str, Steps]:
         select(query[:, None], index, layer.settings.budget, config)[1].sort().values
         for query in layer.queries()
     ]
-    activations = sum(
-        ((bits >> bit) & 1).sum(1, dtype=torch.int32) for bit in range(64)
-    )
+    activations = sum(((bits >> bit) & 1).sum(1, dtype=torch.int32) for bit in range(64))
     assert isinstance(activations, torch.Tensor)
     found = {}
     for name, wanted in (("exact", list(layer.selections.long())), ("default", default)):

@@ -58,7 +58,7 @@ class DecayedFrequency : public HeapPolicy<float> {
   }
 
  private:
-  static constexpr float kDecay = 0.9f;
+  static constexpr float kDecay = 0.85f;
   float increment_ = 1.0f;
 };
 

@@ -51,7 +51,7 @@ class CachePolicy {
 // A policy by name; begin() comes next.
 //   "lru"                the step of the last activation.
 //   "lfu"                activations, the profile's included.
-//   "decayed_frequency"  activations, each worth 0.9 of those a step later.
+//   "decayed_frequency"  activations, each worth 0.85 of those a step later.
 //   "swarm"              Eq. 6 of arXiv 2603.17803 for an entry as a cluster of one: f * T_base +
 //                        T_transfer in seconds, both means over the drives that hold it. The
 //                        counter f rises by 1 with an activation and falls by 1, not below 0, with

@@ -20,7 +20,7 @@ void ClusterCache::prepare(Segment& segment) const {
   segment.residency.slot.assign(segment.entries, -1);
   segment.residency.policy = make_cache_policy(policy_);
   segment.residency.policy->begin(segment, drives_);
-  segment.residency.sample.emplace(segment.entries);
+  segment.residency.sample.emplace(segment.entries, segment.id);
 }
 
 void ClusterCache::add(Segment& segment) {

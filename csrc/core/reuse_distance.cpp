@@ -6,7 +6,7 @@
 
 namespace swarm_kv {
 
-ReuseSample::ReuseSample(int64_t entries) {
+ReuseSample::ReuseSample(int64_t entries, uint64_t seed) : seed_(mix(seed)) {
   const double share =
       static_cast<double>(kSample) / static_cast<double>(std::max<int64_t>(entries, 1));
   threshold_ = share >= 1 ? ~uint64_t{0} : static_cast<uint64_t>(share * 0x1p64);
@@ -23,7 +23,7 @@ ReuseSample::ReuseSample(int64_t entries) {
 }
 
 bool ReuseSample::sampled(int32_t entry) const {
-  return mix(static_cast<uint64_t>(entry)) <= threshold_;
+  return mix(seed_ + static_cast<uint64_t>(entry) * kMixStep) <= threshold_;
 }
 
 void ReuseSample::touch(std::span<const int32_t> entries, ReuseDistances& distances) {

@@ -29,9 +29,10 @@ struct ReuseDistances {
 class ReuseSample {
  public:
   // Entries that are sampled, on average, of a segment that has more.
-  static constexpr int64_t kSample = 256;
+  static constexpr int64_t kSample = 512;
 
-  explicit ReuseSample(int64_t entries);
+  // Segments of different `seed` have samples that do not depend on each other.
+  ReuseSample(int64_t entries, uint64_t seed);
 
   // Counts one decoding step's activated entries, each named once.
   void touch(std::span<const int32_t> entries, ReuseDistances& distances);
@@ -41,6 +42,7 @@ class ReuseSample {
  private:
   bool sampled(int32_t entry) const;
 
+  uint64_t seed_ = 0;
   uint64_t threshold_ = 0;
   double share_ = 0;              // of the segment's entries that are sampled
   std::vector<int32_t> entries_;  // ascending

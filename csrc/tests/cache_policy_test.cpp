@@ -133,10 +133,10 @@ class DecayedModel : public Model {
  public:
   using Model::Model;
   void prime(const std::vector<int32_t>& activations, int64_t queries) override {
-    for (int32_t e = 0; e < kEntries; ++e) heat_[e] = 10.0 * activations[e] / queries;
+    for (int32_t e = 0; e < kEntries; ++e) heat_[e] = activations[e] / 0.15 / queries;
   }
   void touch(const std::set<int32_t>& step) override {
-    for (int32_t e = 0; e < kEntries; ++e) heat_[e] = 0.9 * heat_[e] + step.contains(e);
+    for (int32_t e = 0; e < kEntries; ++e) heat_[e] = 0.85 * heat_[e] + step.contains(e);
   }
   // Sums that are equal on paper must be equal here.
   double worth(int32_t e) const override { return std::round(heat_[e] * 1e6); }
