@@ -7,6 +7,8 @@ import math
 import statistics
 from typing import Any
 
+from .miss_ratio import MissRatioCurve
+
 ACCURACY_EVERY = 17
 """Of so many prefetches one is compared with what the true query wants: a prime, so that all layers
 have their turn."""
@@ -211,6 +213,7 @@ class Stats:
         repaired: entries that were served by another copy after a failure.
         prefetch: a `PrefetchStats`.
         drives: one `DriveStats` per drive.
+        miss_ratio: what a cluster cache of each size would miss, see `MissRatioCurve`.
     """
 
     dram_bytes: int
@@ -234,6 +237,7 @@ class Stats:
     repaired: int
     prefetch: PrefetchStats
     drives: tuple[DriveStats, ...]
+    miss_ratio: MissRatioCurve
 
     @property
     def engine(self) -> str:
@@ -285,6 +289,12 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         repaired=sum(counters[purpose]["repaired"] for purpose in ("decode", "stream", "prefetch")),
         prefetch=_prefetch_stats(early, decode["wait_seconds"], drives, meter.prefetch),
         drives=drives,
+        miss_ratio=MissRatioCurve.of(
+            counters["reuse"]["distances"],
+            counters["reuse"]["first"],
+            counters["reuse"]["expected"],
+            counters["stored_entries"] * counters["cached_entry_bytes"],
+        ),
     )
 
 

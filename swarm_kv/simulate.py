@@ -10,7 +10,7 @@ from torch import Tensor
 from . import _library  # noqa: F401  (loads the operators)
 from .errors import typed_errors
 
-__all__ = ["simulate_reads"]
+__all__ = ["simulate_cache", "simulate_reads"]
 
 
 @typed_errors
@@ -69,6 +69,82 @@ def simulate_reads(
         wanted_rows,
     )
     return requests, size, seconds
+
+
+@typed_errors
+def simulate_cache(
+    offsets: Tensor,
+    members: Tensor,
+    entries: int,
+    entry_bytes: int,
+    t_base: Tensor,
+    t_transfer: Tensor,
+    placement: str,
+    policy: str,
+    capacity: int,
+    initial_fill: str,
+    activations: Tensor,
+    profile_queries: int,
+    wanted: Tensor,
+    wanted_rows: Tensor,
+) -> Tensor:
+    """Which of the entries wanted by T steps a cluster cache would have served.
+
+    The cache is the store's own, with one segment: a step activates its entries, those in memory
+    are served, and the others are read and offered to the cache.
+
+    Args:
+        offsets, members, entries, entry_bytes, t_base, t_transfer, placement: see `simulate_reads`.
+        policy: `cache_policy` as `SwarmConfig` takes it. capacity: entries that fit.
+        initial_fill: what the cache begins with, as `SwarmConfig` takes it.
+        activations: int32 [entries], how many of the profile's queries activated each entry; empty
+            where `initial_fill` is `none`. profile_queries: length of the profile.
+        wanted, wanted_rows: int64; step t wants `wanted[wanted_rows[t]:wanted_rows[t + 1]]`, each
+            entry once.
+
+    Returns:
+        bool, like `wanted`: whether the entry was in memory when its step began.
+
+    Raises:
+        ArgumentError: a shape, dtype or value is wrong, or a name unknown.
+    """
+    hits: Tensor = torch.ops.swarm_kv.simulate_cache(
+        offsets,
+        members,
+        entries,
+        entry_bytes,
+        t_base,
+        t_transfer,
+        placement,
+        policy,
+        capacity,
+        initial_fill,
+        activations,
+        profile_queries,
+        wanted,
+        wanted_rows,
+    )
+    return hits
+
+
+@torch.library.register_fake("swarm_kv::simulate_cache")
+def _(
+    offsets: Tensor,
+    members: Tensor,
+    entries: int,
+    entry_bytes: int,
+    t_base: Tensor,
+    t_transfer: Tensor,
+    placement: str,
+    policy: str,
+    capacity: int,
+    initial_fill: str,
+    activations: Tensor,
+    profile_queries: int,
+    wanted: Tensor,
+    wanted_rows: Tensor,
+) -> Tensor:
+    return torch.empty_like(wanted, dtype=torch.bool)
 
 
 def simulate_selections(

@@ -1,56 +1,75 @@
 #include "core/cache_policy.h"
 
+#include "core/arc_policy.h"
+#include "core/counter_policy.h"
+#include "core/heap_policy.h"
 #include "core/registry.h"
 
 namespace swarm_kv {
 namespace {
 
-class DecayedFrequency : public CachePolicy {
+// The last step that activated an entry.
+class LeastRecentlyUsed : public HeapPolicy<int32_t> {
  public:
-  // Instead of multiplying every heat by kDecay, each step's increment grows by 1/kDecay.
-  void touch(Residency& residency, std::span<const int32_t> entries) const override {
-    residency.step /= kDecay;
-    if (residency.step > 1e18f) {
-      for (float& heat : residency.heat) heat /= residency.step;
-      residency.step = 1.0f;
+  // Before every step, the more often activated the later.
+  void prime(std::span<const int32_t> activations, int64_t queries) override {
+    for (size_t entry = 0; entry < activations.size(); ++entry) {
+      keys_[entry] = activations[entry] - static_cast<int32_t>(queries);
     }
-    for (const int32_t entry : entries) residency.heat[entry] += residency.step;
   }
 
-  void prime(Residency& residency, std::span<const int32_t> activations,
-             int64_t queries) const override {
-    const float steady = residency.step / (1 - kDecay) / static_cast<float>(queries);
-    for (size_t entry = 0; entry < activations.size(); ++entry) {
-      residency.heat[entry] = steady * static_cast<float>(activations[entry]);
-    }
+  void touch(std::span<const int32_t> entries) override {
+    ++step_;
+    for (const int32_t entry : entries) keys_[entry] = step_;
   }
 
  private:
-  static constexpr float kDecay = 0.9f;
+  int32_t step_ = 0;
 };
 
-class LeastRecentlyUsed : public CachePolicy {
+class LeastFrequentlyUsed : public HeapPolicy<int32_t> {
  public:
-  void touch(Residency& residency, std::span<const int32_t> entries) const override {
-    residency.step += 1.0f;
-    for (const int32_t entry : entries) residency.heat[entry] = residency.step;
+  void prime(std::span<const int32_t> activations, int64_t) override {
+    keys_.assign(activations.begin(), activations.end());
   }
 
-  // Older than every step, the more often activated the younger.
-  void prime(Residency& residency, std::span<const int32_t> activations,
-             int64_t queries) const override {
+  void touch(std::span<const int32_t> entries) override {
+    for (const int32_t entry : entries) ++keys_[entry];
+  }
+};
+
+class DecayedFrequency : public HeapPolicy<float> {
+ public:
+  void prime(std::span<const int32_t> activations, int64_t queries) override {
+    const float steady = increment_ / (1 - kDecay) / static_cast<float>(queries);
     for (size_t entry = 0; entry < activations.size(); ++entry) {
-      residency.heat[entry] =
-          static_cast<float>(activations[entry]) / static_cast<float>(queries) * residency.step;
+      keys_[entry] = steady * static_cast<float>(activations[entry]);
     }
   }
+
+  // Instead of multiplying every key by kDecay, each step's increment grows by 1 / kDecay.
+  void touch(std::span<const int32_t> entries) override {
+    increment_ /= kDecay;
+    if (increment_ > 1e18f) {
+      divide_keys(increment_);
+      increment_ = 1.0f;
+    }
+    for (const int32_t entry : entries) keys_[entry] += increment_;
+  }
+
+ private:
+  static constexpr float kDecay = 0.85f;
+  float increment_ = 1.0f;
 };
 
 const Registry<CachePolicy>& registry() {
   static const Registry<CachePolicy> kRegistry(
       "cache_policy", {
+                          registered<CachePolicy, CounterPolicy>("swarm"),
                           registered<CachePolicy, DecayedFrequency>("decayed_frequency"),
                           registered<CachePolicy, LeastRecentlyUsed>("lru"),
+                          registered<CachePolicy, LeastFrequentlyUsed>("lfu"),
+                          registered<CachePolicy, ArcPolicy>("arc"),
                       });
   return kRegistry;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace swarm_kv {
 namespace {
@@ -9,9 +10,17 @@ namespace {
 constexpr int64_t kGrowthSlots = 64;
 }  // namespace
 
-ClusterCache::ClusterCache(EntryPool& pool, Budget& budget, std::unique_ptr<CachePolicy> policy)
-    : pool_(pool), budget_(budget), policy_(std::move(policy)) {
+ClusterCache::ClusterCache(EntryPool& pool, Budget& budget, const std::string& policy,
+                           const std::vector<DriveShape>& drives)
+    : pool_(pool), budget_(budget), policy_(policy), drives_(drives) {
   budget_.set_yield([this](uint64_t bytes) { yield(bytes); });
+}
+
+void ClusterCache::prepare(Segment& segment) const {
+  segment.residency.slot.assign(segment.entries, -1);
+  segment.residency.policy = make_cache_policy(policy_);
+  segment.residency.policy->begin(segment, drives_);
+  segment.residency.sample.emplace(segment.entries, segment.id);
 }
 
 void ClusterCache::add(Segment& segment) {
@@ -24,12 +33,11 @@ void ClusterCache::remove(Segment& segment) {
   if (found == segments_.end()) return;
   segments_.erase(found);
   total_entries_ -= segment.entries;
-  while (!segment.residency.cached.empty()) evict(segment, segment.residency.cached.back());
-}
-
-int64_t ClusterCache::slot_bytes() const {
-  return pool_.entry_bytes() +
-         static_cast<int64_t>(sizeof(Owner) + sizeof(free_[0]) + sizeof(Residency::cached[0]));
+  for (int32_t entry = 0; entry < segment.entries && segment.residency.cached > 0; ++entry) {
+    if (segment.residency.slot[entry] < 0) continue;
+    segment.residency.policy->erase(entry);
+    free_slot(segment, entry);
+  }
 }
 
 int64_t ClusterCache::share_of(const Segment& segment) const {
@@ -50,28 +58,50 @@ bool ClusterCache::grow() {
   return true;
 }
 
-void ClusterCache::evict(Segment& segment, int32_t entry) {
-  Residency& residency = segment.residency;
-  const int32_t index = residency.slot[entry];
-  residency.slot[entry] = -1;
-  auto& cached = residency.cached;
-  const int32_t last = cached.back();
-  cached[owners_[index].position] = last;
-  if (last != entry) owners_[residency.slot[last]].position = owners_[index].position;
-  cached.pop_back();
+void ClusterCache::free_slot(Segment& segment, int32_t entry) {
+  const int32_t index = segment.residency.slot[entry];
+  segment.residency.slot[entry] = -1;
+  --segment.residency.cached;
   owners_[index] = Owner{};
   free_.push_back(index);
   --size_;
 }
 
+void ClusterCache::evict_popped(Segment& segment, int32_t entry) {
+  segment.residency.policy->leave(entry);
+  free_slot(segment, entry);
+}
+
 std::byte* ClusterCache::put(Segment& segment, int32_t entry) {
   const int32_t index = free_.back();
   free_.pop_back();
-  owners_[index] = Owner{&segment, entry, static_cast<int32_t>(segment.residency.cached.size()), 0};
+  owners_[index] = Owner{&segment, entry, 0};
   segment.residency.slot[entry] = index;
-  segment.residency.cached.push_back(entry);
+  ++segment.residency.cached;
+  segment.residency.policy->insert(entry);
   ++size_;
   return pool_.at(pool_.cache_slot(index));
+}
+
+void ClusterCache::move(int32_t from, int32_t to) {
+  std::memcpy(pool_.at(pool_.cache_slot(to)), pool_.at(pool_.cache_slot(from)),
+              pool_.entry_bytes());
+  owners_[to] = std::exchange(owners_[from], Owner{});
+  owners_[to].segment->residency.slot[owners_[to].entry] = to;
+}
+
+int32_t ClusterCache::pop_least(Segment& segment) {
+  CachePolicy& policy = *segment.residency.policy;
+  for (int32_t entry = policy.pop(); entry >= 0; entry = policy.pop()) {
+    if (owner_of(segment, entry).pins == 0) return entry;
+    skipped_.push_back(entry);
+  }
+  return -1;
+}
+
+void ClusterCache::restore_skipped(Segment& segment) {
+  for (size_t i = skipped_.size(); i-- > 0;) segment.residency.policy->restore(skipped_[i]);
+  skipped_.clear();
 }
 
 void ClusterCache::make_room(const Segment& segment, int64_t wanted) {
@@ -85,39 +115,27 @@ bool ClusterCache::take_from_richest(const Segment& poor, int64_t wanted) {
   int64_t most = 0;
   for (Segment* candidate : segments_) {
     if (candidate == &poor) continue;
-    const int64_t over =
-        static_cast<int64_t>(candidate->residency.cached.size()) - share_of(*candidate);
+    const int64_t over = candidate->residency.cached - share_of(*candidate);
     if (over > most) {
       most = over;
       richest = candidate;
     }
   }
   if (richest == nullptr) return false;
-  const auto victims = coldest(*richest, std::min(wanted, most));
-  for (const int32_t entry : victims) evict(*richest, entry);
-  return !victims.empty();
-}
-
-std::vector<int32_t> ClusterCache::coldest(const Segment& segment, int64_t count) {
-  const Residency& residency = segment.residency;
-  std::vector<int32_t> victims;
-  victims.reserve(residency.cached.size());
-  for (const int32_t entry : residency.cached) {
-    if (!pinned(segment, entry)) victims.push_back(entry);
+  int64_t taken = 0;
+  for (; taken < std::min(wanted, most); ++taken) {
+    const int32_t entry = pop_least(*richest);
+    if (entry < 0) break;
+    evict_popped(*richest, entry);
   }
-  const auto colder = [&](int32_t a, int32_t b) {
-    return residency.heat[a] != residency.heat[b] ? residency.heat[a] < residency.heat[b] : a > b;
-  };
-  const int64_t found = std::min(count, static_cast<int64_t>(victims.size()));
-  std::partial_sort(victims.begin(), victims.begin() + found, victims.end(), colder);
-  victims.resize(found);
-  return victims;
+  restore_skipped(*richest);
+  return taken > 0;
 }
 
 void ClusterCache::fill(Segment& segment, std::span<const int32_t> activations, int64_t queries,
                         std::span<const int32_t> entries,
                         const std::function<void(int32_t, std::byte*)>& copy) {
-  policy_->prime(segment.residency, activations, queries);
+  segment.residency.policy->prime(activations, queries);
   size_t next = 0;
   const auto use_free_slots = [&] {
     while (next < entries.size() && !free_.empty()) {
@@ -128,45 +146,43 @@ void ClusterCache::fill(Segment& segment, std::span<const int32_t> activations, 
   do {
     use_free_slots();
   } while (next < entries.size() && grow());
-  const auto cached = static_cast<int64_t>(segment.residency.cached.size());
-  make_room(segment, std::min<int64_t>(share_of(segment) - cached, entries.size() - next));
+  const int64_t below_share = share_of(segment) - segment.residency.cached;
+  make_room(segment, std::min<int64_t>(below_share, entries.size() - next));
   use_free_slots();
 }
 
 void ClusterCache::admit(Segment& segment, std::span<const int32_t> entries,
                          std::span<const int64_t> slots) {
   Residency& residency = segment.residency;
-  struct Offer {
-    float heat;
-    int32_t entry;
-    int64_t slot;
-  };
-  std::vector<Offer> offers;
-  offers.reserve(entries.size());
+  offers_.clear();
   for (size_t i = 0; i < entries.size(); ++i) {
     if (residency.slot[entries[i]] >= 0) continue;
-    offers.push_back({residency.heat[entries[i]], entries[i], slots[i]});
+    offers_.push_back({residency.policy->worth(entries[i]), entries[i], slots[i]});
   }
-  const auto hotter = [](const Offer& a, const Offer& b) {
-    return a.heat != b.heat ? a.heat > b.heat : a.entry < b.entry;
-  };
-  std::sort(offers.begin(), offers.end(), hotter);
+  std::sort(offers_.begin(), offers_.end(), [](const Offer& a, const Offer& b) {
+    return a.worth != b.worth ? a.worth > b.worth : a.entry < b.entry;
+  });
 
   const auto admit_offer = [&](const Offer& offer) {
     std::memcpy(put(segment, offer.entry), pool_.at(offer.slot), pool_.entry_bytes());
   };
   size_t next = 0;
-  const int64_t below_share = share_of(segment) - static_cast<int64_t>(residency.cached.size());
-  const int64_t room = std::min(below_share, static_cast<int64_t>(offers.size()));
+  const int64_t below_share = share_of(segment) - residency.cached;
+  const int64_t room = std::min(below_share, static_cast<int64_t>(offers_.size()));
   make_room(segment, room);
-  while (static_cast<int64_t>(next) < room && !free_.empty()) admit_offer(offers[next++]);
-  if (next == offers.size()) return;
+  while (static_cast<int64_t>(next) < room && !free_.empty()) admit_offer(offers_[next++]);
 
-  for (const int32_t victim : coldest(segment, static_cast<int64_t>(offers.size() - next))) {
-    if (offers[next].heat <= residency.heat[victim]) break;
-    evict(segment, victim);
-    admit_offer(offers[next++]);
+  for (; next < offers_.size(); ++next) {
+    const int32_t least = pop_least(segment);
+    if (least < 0) break;
+    if (offers_[next].worth <= residency.policy->worth(least)) {
+      skipped_.push_back(least);
+      break;
+    }
+    evict_popped(segment, least);
+    admit_offer(offers_[next]);
   }
+  restore_skipped(segment);
 }
 
 void ClusterCache::yield(uint64_t bytes) {
@@ -177,10 +193,22 @@ void ClusterCache::yield(uint64_t bytes) {
   for (int64_t i = held; i-- > kept;) {
     if (owners_[i].pins > 0) kept = i + 1;
   }
+  const auto given_up = [kept](int32_t index) { return index >= kept; };
+  std::erase_if(free_, given_up);
   for (int64_t i = kept; i < held; ++i) {
-    if (owners_[i].segment != nullptr) evict(*owners_[i].segment, owners_[i].entry);
+    while (owners_[i].segment != nullptr) {
+      if (!free_.empty()) {
+        move(static_cast<int32_t>(i), free_.back());
+        free_.pop_back();
+        break;
+      }
+      // Not the entry that happens to lie there, but its segment's least one leaves.
+      Segment& segment = *owners_[i].segment;
+      evict_popped(segment, pop_least(segment));
+      restore_skipped(segment);
+      if (given_up(free_.back())) free_.pop_back();
+    }
   }
-  std::erase_if(free_, [kept](int32_t index) { return index >= kept; });
   owners_.resize(kept);
   pool_.discard_cache(kept, held);
   budget_.release(Use::kCache, (held - kept) * slot_bytes());

@@ -2,12 +2,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/budget.h"
-#include "core/cache_policy.h"
+#include "core/coalesce.h"
 #include "core/entry_pool.h"
 #include "core/segment.h"
 
@@ -16,22 +16,29 @@ namespace swarm_kv {
 // Entries kept in fast memory because steps repeat themselves: looked up per entry, whatever
 // cluster brought it in, and never held twice. The cache takes all of the budget that nobody else
 // has reserved and gives it back on demand. Each segment has a share of the slots in proportion to
-// its entries; within the share the policy's heat decides. Not thread-safe.
+// its entries; within the share the policy decides, which keeps an order of its own per segment.
+// Not thread-safe.
 class ClusterCache {
  public:
-  ClusterCache(EntryPool& pool, Budget& budget, std::unique_ptr<CachePolicy> policy);
+  // `policy` by name, as make_cache_policy takes it. `drives` are those of the segments'
+  // placements; they may be filled in until the first prepare().
+  ClusterCache(EntryPool& pool, Budget& budget, const std::string& policy,
+               const std::vector<DriveShape>& drives);
 
+  // Gives a placed segment what the cache keeps per entry. Before add().
+  void prepare(Segment& segment) const;
   void add(Segment& segment);
   void remove(Segment& segment);
 
-  // Before the first step: heats a segment's entries by its profile and copies `entries`, in order,
+  // Before the first step: rates a segment's entries by its profile and copies `entries`, in order,
   // into memory that is free and then into the segment's share. `copy(entry, out)` writes one.
   void fill(Segment& segment, std::span<const int32_t> activations, int64_t queries,
             std::span<const int32_t> entries, const std::function<void(int32_t, std::byte*)>& copy);
 
   // Counts one decoding step's activated entries.
   void touch(Segment& segment, std::span<const int32_t> entries) {
-    policy_->touch(segment.residency, entries);
+    segment.residency.policy->touch(entries);
+    segment.residency.sample->touch(entries, reuse_);
   }
 
   // Slot (byte offset in the pool) of a cached entry, or -1.
@@ -43,48 +50,69 @@ class ClusterCache {
   void pin(const Segment& segment, int64_t entry) { ++owner_of(segment, entry).pins; }
   void unpin(const Segment& segment, int64_t entry) { --owner_of(segment, entry).pins; }
 
-  // Offers entries that were read (slots in the pool) to the cache; the hotter ones are copied in.
+  // Offers entries that were read (slots in the pool) to the cache; those of most worth are copied
+  // in.
   void admit(Segment& segment, std::span<const int32_t> entries, std::span<const int64_t> slots);
 
-  // Gives up `bytes` of the budget, or less when pinned entries are in the way; entries that lie
-  // there are dropped.
+  // Gives up `bytes` of the budget, or less when pinned entries are in the way, and with them
+  // entries of least worth.
   void yield(uint64_t bytes);
 
   int64_t size() const { return size_; }
+
+  // Of all activations since the store opened.
+  const ReuseDistances& reuse() const { return reuse_; }
+
+  // What the budget is charged per cached entry: its bytes and the lists that name it.
+  static int64_t slot_bytes(int64_t entry_bytes) {
+    return entry_bytes + static_cast<int64_t>(sizeof(Owner) + sizeof(free_[0])) +
+           CachePolicy::kOrderBytes;
+  }
 
  private:
   struct Owner {
     Segment* segment = nullptr;
     int32_t entry = 0;
-    int32_t position = 0;  // in the segment's list of cached entries
-    int32_t pins = 0;      // fetches that point at the cached copy
+    int32_t pins = 0;  // fetches that point at the cached copy
   };
 
   Owner& owner_of(const Segment& segment, int64_t entry) {
     return owners_[segment.residency.slot[entry]];
   }
-  bool pinned(const Segment& segment, int64_t entry) { return owner_of(segment, entry).pins > 0; }
-  // What the budget is charged per slot: the entry and the lists that name it.
-  int64_t slot_bytes() const;
+  int64_t slot_bytes() const { return slot_bytes(pool_.entry_bytes()); }
   int64_t share_of(const Segment& segment) const;
   bool grow();
-  void evict(Segment& segment, int32_t entry);
   // Takes a free slot for an entry and returns where its bytes belong.
   std::byte* put(Segment& segment, int32_t entry);
+  void move(int32_t from, int32_t to);
+  // The segment's cached entry that should leave first of those that are not pinned, out of the
+  // policy's order, or -1. Pinned ones before it stay out of the order, too, until restore_skipped.
+  int32_t pop_least(Segment& segment);
+  void restore_skipped(Segment& segment);
+  void evict_popped(Segment& segment, int32_t entry);
+  void free_slot(Segment& segment, int32_t entry);
   // Free slots for the segment, up to `wanted`, from the budget or from segments above their share.
   void make_room(const Segment& segment, int64_t wanted);
   bool take_from_richest(const Segment& poor, int64_t wanted);
-  // The segment's coldest cached entries that are not pinned, coldest first, up to `count`.
-  std::vector<int32_t> coldest(const Segment& segment, int64_t count);
+
+  struct Offer {
+    double worth;
+    int32_t entry;
+    int64_t slot;
+  };
 
   EntryPool& pool_;
   Budget& budget_;
-  std::unique_ptr<CachePolicy> policy_;
+  const std::string policy_;
+  const std::vector<DriveShape>& drives_;
   std::vector<Owner> owners_;  // per slot index
   std::vector<int32_t> free_;  // slot indices without an owner
   std::vector<Segment*> segments_;
+  std::vector<Offer> offers_;     // scratch of admit()
+  std::vector<int32_t> skipped_;  // of pop_least()
   int64_t total_entries_ = 0;
   int64_t size_ = 0;
+  ReuseDistances reuse_;
 };
 
 }  // namespace swarm_kv

@@ -13,8 +13,9 @@ uint64_t Segment::index_bytes() const {
   const auto bytes = [](const auto& v) { return v.capacity() * sizeof(v[0]); };
   return bytes(clusters.offsets) + bytes(clusters.members) + bytes(placement.drive) +
          bytes(placement.slot) + bytes(placement.drive_entries) + routing.bytes() +
-         bytes(checksum) + bytes(residency.slot) + bytes(residency.heat) +
-         (codec ? codec->bytes() : 0);
+         bytes(checksum) + bytes(residency.slot) +
+         (residency.policy ? residency.policy->bytes() : 0) +
+         (residency.sample ? residency.sample->bytes() : 0) + (codec ? codec->bytes() : 0);
 }
 
 }  // namespace swarm_kv

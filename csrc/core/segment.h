@@ -2,22 +2,25 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/cache_policy.h"
 #include "core/clusters.h"
 #include "core/codec.h"
 #include "core/placement.h"
+#include "core/reuse_distance.h"
 #include "core/routing_table.h"
 
 namespace swarm_kv {
 
 // What the cluster cache knows about one segment's entries.
 struct Residency {
-  std::vector<int32_t> slot;    // per entry: cache slot index, or -1
-  std::vector<float> heat;      // per entry: the cache policy's score, higher stays longer
-  std::vector<int32_t> cached;  // the entries that have a slot, in no order
-  float step = 1.0f;            // the policy's own clock
+  std::vector<int32_t> slot;  // per entry: cache slot index, or -1
+  int64_t cached = 0;         // entries that have a slot
+  std::unique_ptr<CachePolicy> policy = nullptr;
+  std::optional<ReuseSample> sample = std::nullopt;
 };
 
 // Entries of one layer of one sequence that lie on the drives: written once, then immutable.

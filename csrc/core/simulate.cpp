@@ -9,7 +9,6 @@
 #include "io/error.h"
 
 namespace swarm_kv {
-namespace {
 
 constexpr std::array<int32_t, 1> kOnly{0};
 
@@ -29,8 +28,6 @@ Segment segment_without_data(SimulatedLayout& layout) {
                  .checksum = {},
                  .residency = {}};
 }
-
-}  // namespace
 
 SimulatedReads simulate_reads(SimulatedLayout layout, std::span<const SimulatedStep> steps) {
   if (layout.entry_bytes < 1 || layout.entry_bytes > std::numeric_limits<int32_t>::max()) {

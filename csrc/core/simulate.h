@@ -7,6 +7,7 @@
 
 #include "core/clusters.h"
 #include "core/coalesce.h"
+#include "core/segment.h"
 
 namespace swarm_kv {
 
@@ -19,6 +20,10 @@ struct SimulatedLayout {
   std::string placement;
   std::string router;
 };
+
+// The layout as a placed segment without data; takes its clusters. Throws Error(kArgument) as
+// place() and RoutingTable do.
+Segment segment_without_data(SimulatedLayout& layout);
 
 // What one step asks for: clusters taken whole, and single entries.
 struct SimulatedStep {

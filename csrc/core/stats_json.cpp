@@ -96,10 +96,22 @@ std::string traffic_json(const Traffic& traffic, Purpose purpose) {
   return object.done();
 }
 
+std::string reuse_json(const ReuseDistances& reuse) {
+  std::string counts(1, '[');
+  for (const uint64_t count : reuse.count) {
+    counts += (counts.size() > 1 ? ", " : "") + std::to_string(count);
+  }
+  return Object()
+      .number("first", reuse.first)
+      .number("expected", reuse.expected)
+      .raw("distances", counts + "]")
+      .done();
+}
+
 }  // namespace
 
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
-                       const Holdings& holdings,
+                       const ClusterCache& cache, const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes) {
   std::string per_drive(1, '[');
@@ -136,13 +148,15 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("stored_bytes", traffic.stored_bytes)
       .number("stored_entries", traffic.stored_entries)
       .number("stored_copies", traffic.stored_copies)
+      .number("cached_entry_bytes", ClusterCache::slot_bytes(pool.entry_bytes()))
       .number("padding_bytes", holdings.allocated_bytes - traffic.stored_bytes)
       .number("tickets", holdings.tickets)
       .number("staged_bytes", holdings.staged_bytes)
-      .raw("dram", dram_json(budget, pool, holdings.cached_entries))
+      .raw("dram", dram_json(budget, pool, cache.size()))
       .raw("decode", traffic_json(traffic, Purpose::kDecode))
       .raw("stream", traffic_json(traffic, Purpose::kStream))
       .raw("prefetch", traffic_json(traffic, Purpose::kPrefetch))
+      .raw("reuse", reuse_json(cache.reuse()))
       .raw("drives", per_drive)
       .done();
 }

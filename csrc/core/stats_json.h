@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/budget.h"
+#include "core/cluster_cache.h"
 #include "core/coalesce.h"
 #include "core/entry_pool.h"
 #include "core/traffic.h"
@@ -15,17 +16,17 @@ namespace swarm_kv {
 // What a store holds at the moment.
 struct Holdings {
   uint64_t allocated_bytes;  // on the drives
-  int64_t cached_entries;
-  uint64_t tickets;       // outstanding fetches
-  uint64_t staged_bytes;  // of the staging memory, by those
+  uint64_t tickets;          // outstanding fetches
+  uint64_t staged_bytes;     // of the staging memory, by those
 };
 
 // The store's counters as one JSON object: what is stored and, as `padding_bytes`, what the drives
-// hold beyond it; `tickets` and `staged_bytes`, `dram` by use, `traffic` by purpose, and one object
+// hold beyond it; `tickets` and `staged_bytes`, `dram` by use, `reuse` as in
+// reuse_distance.h, `traffic` by purpose, and one object
 // per drive with its engine, device model and counters (`decode_*`: reads of decoding steps, also
 // those that were read ahead).
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
-                       const Holdings& holdings,
+                       const ClusterCache& cache, const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes);
 

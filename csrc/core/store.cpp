@@ -66,7 +66,7 @@ Store::Store(const StoreOptions& options, std::vector<std::shared_ptr<io::BlockD
       pool_(options_.staging_bytes, options_.dram_bytes, options_.dram_bytes, budget_),
       write_arena_(write_share(options_.staging_bytes, drives_.size())),
       arena_(options_.staging_bytes - write_arena_.size(), write_arena_.size()),
-      cache_(pool_, budget_, make_cache_policy(options_.cache_policy)),
+      cache_(pool_, budget_, options_.cache_policy, shapes_),
       router_(make_router(options_.router)) {
   const uint64_t per_drive = (options_.disk_bytes + drives_.size() - 1) / drives_.size();
   for (const auto& drive : drives_) {
@@ -210,8 +210,7 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
                                                    .checksum = {},
                                                    .residency = {}});
   segment->checksum.resize(entries);
-  segment->residency.slot.assign(entries, -1);
-  segment->residency.heat.assign(entries, 0.0f);
+  cache_.prepare(*segment);
 
   budget_.reserve(Use::kIndex, segment->index_bytes());
   size_t allocated = 0;
@@ -280,9 +279,9 @@ std::shared_ptr<const Segment> Store::segment(int64_t segment) {
 
 std::string Store::stats() {
   const std::lock_guard lock(mutex_);
-  Holdings holdings{0, cache_.size(), tickets_.size(), arena_.used()};
+  Holdings holdings{0, tickets_.size(), arena_.used()};
   for (const ExtentAllocator& extents : extents_) holdings.allocated_bytes += extents.used();
-  return stats_json(traffic_, budget_, pool_, holdings, drives_, shapes_);
+  return stats_json(traffic_, budget_, pool_, cache_, holdings, drives_, shapes_);
 }
 
 std::vector<std::string> Store::notes() {

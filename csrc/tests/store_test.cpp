@@ -254,7 +254,7 @@ TEST(Store, ACacheThatBeginsWithTheProfileServesTheFirstSteps) {
   const Habit habit(1000);
   std::vector<int32_t> opposite(habit.activations);
   for (int32_t& count : opposite) count = Habit::kQueries - count;
-  for (const char* policy : {"decayed_frequency", "lru"}) {
+  for (const char* policy : {"decayed_frequency", "swarm", "lru", "lfu", "arc"}) {
     const double without = early_hits(policy, {}, habit);
     for (const char* score : {"printed", "product"}) {
       const double with = early_hits(policy, {score, habit.activations, Habit::kQueries}, habit);

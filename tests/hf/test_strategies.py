@@ -21,7 +21,7 @@ CHOICES = [
     *[("heads", name) for name in ("max", "union")],
     *[("initial_fill", name) for name in ("product", "none")],
     *[("code_bits", 8), ("tau", 0.6), ("estimate_unfetched", True)],
-    *[("cache_policy", name) for name in ("decayed_frequency", "lru")],
+    *[("cache_policy", name) for name in ("decayed_frequency", "swarm", "lru", "lfu", "arc")],
     *[("engine", name) for name in ("io_uring", "threads", "memory", "simulated")],
     ("shared_ring", False),
     ("direct", False),

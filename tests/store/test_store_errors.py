@@ -365,7 +365,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[RuntimeError], str]] = {
     "cache_policy": (
         {"cache_policy": "fast"},
         ArgumentError,
-        'unknown `cache_policy` "fast"; choose one of: decayed_frequency',
+        'unknown `cache_policy` "fast"; choose one of: swarm, decayed_frequency',
     ),
     "dram_bytes below staging": (
         {"dram_bytes": "512KiB", "staging_bytes": "1MiB"},

@@ -1,0 +1,56 @@
+"""The part `cache` of the benchmark `online`, small: it runs, and tells good from bad."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from benchmarks.harness import Report
+from benchmarks.online import cache
+from swarm_kv.trace import LayerTrace, Settings, layer_trace
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def layer() -> LayerTrace:
+    """Queries that look for one of eight groups of entries and change slowly."""
+    random = torch.Generator().manual_seed(2)
+    tokens, dim, groups = 1300, 32, 8
+    centres = torch.nn.functional.normalize(torch.randn(groups, dim, generator=random), dim=-1)
+    group = torch.randint(groups, (tokens,), generator=random)
+    k = centres[group][None] + torch.randn(1, tokens, dim, generator=random) * 0.15
+    topics = torch.randint(groups, (tokens // 20 + 1,), generator=random)
+    wanted = centres[topics.repeat_interleave(20)[:tokens]]
+    q = 12 * wanted[None].repeat(2, 1, 1) + torch.randn(2, tokens, dim, generator=random)
+    v = torch.randn(1, tokens, dim, generator=random)
+    settings = Settings(context=1024, window=64, sinks=4, sparsity=0.1, stride=1)
+    return layer_trace(0, q, k, v, scale=1.0, settings=settings)
+
+
+def test_every_policy_is_compared_and_goals_are_checked(layer: LayerTrace) -> None:
+    report = Report()
+    rows = cache.run([layer], report, latency_steps=8, drives=2)
+    assert {row.policy for row in rows} == {*cache.POLICIES, cache.TEXTBOOK}
+    missed = {(row.selection, row.policy, row.ratio): row.missed for row in rows}
+    for policy in cache.POLICIES:
+        curve = [missed["exact", policy, ratio] for ratio in cache.RATIOS]
+        assert curve[0] > curve[2] > curve[-1], policy
+    assert missed["exact", cache.TEXTBOOK, 0.05] > missed["exact", "lru", 0.05]
+    goals = [check for check in report.checks if "bytes read" in check["name"]]
+    assert len(goals) == 2 * len(cache.GOALS)
+    names = {measurement["name"] for measurement in report.measurements}
+    assert "cache 25%, decayed_frequency: I/O time per layer and step" in names
+    assert "size worth having, by the meter" in names
+
+
+def test_steps_in_no_order_are_served_worse(layer: LayerTrace) -> None:
+    steps = cache.steps_of(layer)["exact"]
+    lists = list(steps.lists())
+    shuffled = [lists[i] for i in torch.randperm(len(lists)).tolist()]
+    apart = dataclasses.replace(steps, wanted=torch.cat(shuffled))
+    kept = cache.row_of(steps, "exact", "lru", 0.15)
+    assert kept.missed < 0.7 * cache.row_of(apart, "exact", "lru", 0.15).missed
+    assert kept.read >= kept.missed
