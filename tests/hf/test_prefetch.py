@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,15 @@ import swarm_kv
 from swarm_kv import compat, predictors
 from swarm_kv.layer import SwarmLayer
 from swarm_kv.predictors import Hint, Projection
-from swarm_kv.prefetch import FIRST_PERIOD, LONGEST_PERIOD, TRIAL, Controller, Rope, source_of
+from swarm_kv.prefetch import (
+    FIRST_PERIOD,
+    LONGEST_PERIOD,
+    SHARES,
+    TRIAL,
+    Controller,
+    Rope,
+    source_of,
+)
 from swarm_kv.sequence import Sequence
 from swarm_kv.step import Cost
 from tests.conftest import TINY_KINDS
@@ -281,7 +288,7 @@ def test_what_becomes_of_a_ticket_that_no_step_came_for(
         cache: Any = swarm.new_cache()
         model(ids[:, :PROMPT], **{compat.cache_arg(model): cache})
         layer: SwarmLayer = cache.layers[2]
-        layer.read_ahead(torch.randn(3, 8, 1, 16, dtype=torch.float64), 0.0)
+        layer.read_ahead(torch.randn(3, 8, 1, 16, dtype=torch.float64), 1.0, 0.0)
         fork = copy.deepcopy(cache)
         assert fork.layers[2]._ahead is None
         if how == "reset":
@@ -365,32 +372,40 @@ def test_an_unknown_predictor_is_refused(drives: list[str], tiny_model: Any) -> 
     assert predictors.names() == ["previous", "projection"]
 
 
-def steps(controller: Controller, count: int, cost: Callable[[bool], float]) -> list[bool]:
-    """The ways that it chose over `count` steps which cost what `cost` says."""
-    ways = []
+def steps(controller: Controller, count: int, cost: dict[float, float]) -> list[float]:
+    """The shares that it chose over `count` steps, of which each costs what `cost` says."""
+    shares = []
     for _ in range(count):
-        ways.append(controller.next())
-        controller.add(Cost(ways[-1], 0.0, 0.0, cost(ways[-1])))
-    return ways
+        shares.append(controller.next())
+        controller.add(Cost(shares[-1], 0.0, 0.0, cost[shares[-1]]))
+    return shares
 
 
-@pytest.mark.parametrize("better", [True, False])
-def test_the_controller_settles_on_what_costs_less(better: bool) -> None:
-    controller = Controller()
-    ways = steps(controller, 1000, lambda ahead: 1.0 if ahead == better else 2.0)
-    assert ways[200:].count(not better) / 800 <= TRIAL / LONGEST_PERIOD * 1.5
-    assert ways[200:].count(not better) > 0  # it still tries
+@pytest.mark.parametrize("best", SHARES)
+def test_the_controller_settles_on_what_costs_least(best: float) -> None:
+    shares = steps(Controller(), 1000, {share: 1.0 if share == best else 2.0 for share in SHARES})
+    others = 800 - shares[200:].count(best)
+    assert 0 < others <= 800 * 1.5 * TRIAL / LONGEST_PERIOD  # it still tries
 
 
 def test_the_controller_changes_its_mind() -> None:
     controller = Controller()
-    steps(controller, 300, lambda ahead: 1.0 if ahead else 2.0)
-    ways = steps(controller, 600, lambda ahead: 2.0 if ahead else 1.0)
-    assert ways[2 * LONGEST_PERIOD :].count(True) < 60
+    steps(controller, 300, {0.0: 2.0, 1.0: 1.0, 1.5: 1.5})
+    shares = steps(controller, 900, {0.0: 1.0, 1.0: 2.0, 1.5: 2.0})
+    assert shares[4 * LONGEST_PERIOD :].count(0.0) > 330
     assert FIRST_PERIOD < LONGEST_PERIOD
 
 
-def test_the_controller_leaves_off_what_brings_nothing() -> None:
-    """Where both cost the same, the drives are spared what is read for nothing."""
-    ways = steps(Controller(), 500, lambda ahead: 1.0)
-    assert ways[100:].count(True) < 40
+def test_the_controller_leaves_out_what_brings_nothing() -> None:
+    """Where all cost the same, the drives are spared what is read for nothing."""
+    shares = steps(Controller(), 500, dict.fromkeys(SHARES, 1.0))
+    assert shares[100:].count(0.0) > 360
+
+
+def test_the_controller_does_not_need_what_cannot_be_had() -> None:
+    """Where staging memory has no room, the step that was to read ahead did not."""
+    controller = Controller()
+    for _ in range(200):
+        controller.next()
+        controller.add(Cost(0.0, 0.0, 0.0, 1.0))
+    assert [controller.next() for _ in range(20)].count(0.0) >= 17
