@@ -34,8 +34,8 @@ from .step import Ahead, Cost
 
 logger = logging.getLogger(__name__)
 
-SHARES = (0.0, 1.0, 1.5)
-"""How much of a step's budget may be read ahead: nothing, all, or more to miss less."""
+SHARES = (0.0, 1.0, 1.25)
+"""How much of a step's budget may be read ahead: nothing, all, or a quarter more to miss less."""
 FIRST_PERIOD, LONGEST_PERIOD = 8, 128
 TRIAL = 3
 """Steps between two trials, and steps of a trial."""
