@@ -434,11 +434,12 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             and any(row.limit for row in self.rows)
         )
 
-    def read_ahead(self, query: torch.Tensor, began: float) -> Ahead:
+    def read_ahead(self, query: torch.Tensor, share: float, began: float) -> Ahead:
         """Start reading what a predicted query selects; the decoding step to come rides on it.
 
         Args:
             query: [batch, heads, n, head_dim], rotated, not scaled, of a call that `expects` knows.
+            share: of the step's budget that is read ahead; above 1, to miss less.
             began: when predicting began, by `time.perf_counter`.
 
         Raises:
@@ -453,7 +454,8 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 f"a predicted query must be [batch, heads, n, head_dim] = {list(wanted)}, got "
                 f"{list(query.shape)}"
             )
-        self._ahead = Ahead(self.store, self.rows, query.detach().cpu(), self.selector, began)
+        predicted = query.detach().cpu()
+        self._ahead = Ahead(self.store, self.rows, predicted, self.selector, share, began)
         return self._ahead
 
     def drop_ahead(self) -> None:

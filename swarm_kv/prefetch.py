@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import collections
 import inspect
+import itertools
 import logging
+import math
 import statistics
 import threading
 import time
@@ -32,42 +34,49 @@ from .step import Ahead, Cost
 
 logger = logging.getLogger(__name__)
 
+SHARES = (0.0, 1.0, 1.25)
+"""How much of a step's budget may be read ahead: nothing, all, or a quarter more to miss less."""
 FIRST_PERIOD, LONGEST_PERIOD = 8, 128
 TRIAL = 3
 """Steps between two trials, and steps of a trial."""
 MARGIN = 0.95
-"""Reading ahead must cost at most this share of reading when the query is known."""
+"""Reading more ahead must cost at most this share of what reading less does."""
 
 
 class Controller:
-    """Keeps reading ahead on in one layer while it saves time, by trying both ways now and then."""
+    """Keeps one layer at the share that costs least time, by trying the others now and then."""
 
     def __init__(self) -> None:
-        self._seconds = {way: collections.deque[float](maxlen=5) for way in (False, True)}
-        self._on, self._trying = True, False
+        self._seconds = {share: collections.deque[float](maxlen=5) for share in SHARES}
+        self._share = 1.0
+        self._others = itertools.cycle(SHARES)
+        self._tried: float | None = None
         self._period, self._left = FIRST_PERIOD, TRIAL
 
     def add(self, cost: Cost) -> None:
         """Take what a step cost into account."""
-        self._seconds[cost.ahead].append(cost.seconds)
+        self._seconds[cost.share].append(cost.seconds)
 
-    def next(self) -> bool:
-        """Whether the next step is to read ahead."""
+    def next(self) -> float:
+        """Share of its budget that the next step is to read ahead."""
         if self._left == 0:
-            if self._trying:
-                self._decide()
-            self._trying = not self._trying
-            self._left = TRIAL if self._trying else self._period
+            if self._tried is None:
+                self._tried = next(share for share in self._others if share != self._share)
+                self._left = TRIAL
+            else:
+                self._choose(*sorted((self._share, self._tried)))
+                self._tried = None
+                self._left = self._period
         self._left -= 1
-        return self._on != self._trying
+        return self._share if self._tried is None else self._tried
 
-    def _decide(self) -> None:
-        late, ahead = self._seconds[False], self._seconds[True]
-        on = bool(ahead) and (
-            not late or statistics.median(ahead) < MARGIN * statistics.median(late)
-        )
-        self._period = min(2 * self._period, LONGEST_PERIOD) if on == self._on else FIRST_PERIOD
-        self._on = on
+    def _choose(self, less: float, more: float) -> None:
+        low, high = self._seconds[less], self._seconds[more]
+        saves = not low or statistics.median(high or (math.inf,)) < MARGIN * statistics.median(low)
+        share = more if saves else less
+        unchanged = share == self._share
+        self._period = min(2 * self._period, LONGEST_PERIOD) if unchanged else FIRST_PERIOD
+        self._share = share
 
 
 class Prefetcher:
@@ -233,7 +242,7 @@ class Reader:
         project: of the layer.
         rope: of the layer.
         predict: strategy.
-        controller: says when; None for always.
+        controller: says how much; None for a step's budget, always.
         started: takes note of what was started.
         first: whether this is the first of the layers that are read ahead for.
     """
@@ -271,7 +280,8 @@ class Reader:
         layer = layers[self._number] if layers else None
         if self._failed or not isinstance(layer, SwarmLayer) or not layer.expects(hidden.shape):
             return
-        if not self._is_time(layer):
+        share = self._share(layer)
+        if share == 0:
             return
         began = time.perf_counter()
         try:
@@ -283,7 +293,7 @@ class Reader:
                     lambda stream: self._project(stream, self._rope(stream, kwargs)),
                 )
             )
-            self._started.add(layer.read_ahead(query, began))
+            self._started.add(layer.read_ahead(query, share, began))
         except (CapacityError, StorageError):
             pass  # of no consequence, or the step itself will meet and report it
         except Exception as error:
@@ -295,9 +305,9 @@ class Reader:
                 error,
             )
 
-    def _is_time(self, layer: SwarmLayer) -> bool:
+    def _share(self, layer: SwarmLayer) -> float:
         if self._controller is None:
-            return True
+            return 1.0
         cost, layer.cost = layer.cost, None
         if cost is not None:
             self._controller.add(cost)

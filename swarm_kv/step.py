@@ -55,9 +55,11 @@ class Ahead:
         rows: the sequences.
         queries: [rows, heads, n, head_dim], predicted, rotated and not scaled, on the CPU.
         selector: chooses.
+        share: of the budget that is read ahead.
         began: when predicting began, by `time.perf_counter`.
 
     Attributes:
+        share: as given.
         seconds: time that predicting, selecting and submitting took.
         released: whether it is of no use any more.
     """
@@ -68,14 +70,15 @@ class Ahead:
         rows: list[Sequence],
         queries: torch.Tensor,
         selector: Selector,
+        share: float,
         began: float,
     ) -> None:
-        new = queries.shape[2]
         self._wanted = {
-            row: select(row, query * row.geometry.scale, selector, new)
+            row: select(row, query * row.geometry.scale, selector, share)
             for row, query in zip(rows, queries, strict=True)
         }
         self.fetch = store.fetch(self._wanted.values(), purpose="prefetch")
+        self.share = share
         self.released = False
         self.seconds = time.perf_counter() - began
 
@@ -101,12 +104,12 @@ class Cost:
     """Time that the reads of a step cost decoding.
 
     Attributes:
-        ahead: whether they were started ahead.
+        share: of the step's budget that was started ahead; 0 for none.
         predicting: predicting, selecting and submitting for that.
         submitting, waiting: in the step itself.
     """
 
-    ahead: bool
+    share: float
     predicting: float
     submitting: float
     waiting: float
@@ -117,14 +120,14 @@ class Cost:
         return self.predicting + self.submitting + self.waiting
 
 
-def select(row: Sequence, query: torch.Tensor, selector: Selector, new: int = 0) -> Wanted:
-    """What a step reads for scaled queries [heads, n, head_dim].
+def select(row: Sequence, query: torch.Tensor, selector: Selector, share: float = 1.0) -> Wanted:
+    """What a step reads for scaled queries [heads, n, head_dim], true or predicted.
 
     Args:
         row: the sequence.
-        query: true or predicted.
+        query: asks.
         selector: chooses.
-        new: tokens that will have been appended when the step reads.
+        share: of the budget, above 1 to make up for what a prediction misses.
     """
     index = row.index()
     if index is None:
@@ -133,13 +136,13 @@ def select(row: Sequence, query: torch.Tensor, selector: Selector, new: int = 0)
     if row.config.sparsity == 1.0:
         chosen = NOTHING, torch.arange(row.limit, dtype=torch.int64)
     else:
-        chosen = selector(query, index, budget_of(row, new), row.config)
+        chosen = selector(query, index, round(share * budget_of(row)), row.config)
     return Wanted(row.stored.segments, *chosen, row.limit)
 
 
-def budget_of(row: Sequence, new: int = 0) -> int:
+def budget_of(row: Sequence) -> int:
     """Stored entries that a step reads."""
-    return max(1, round(row.config.sparsity * (len(row) + new)))
+    return max(1, round(row.config.sparsity * len(row)))
 
 
 class Step:
@@ -211,8 +214,8 @@ class Step:
             for arrived in self._timed(fetch.rounds()):
                 part = self._attend(self._per_query(self._shown(arrived)), None)
                 attended = ops.merge_attention(*attended, *part)
-        predicting = 0.0 if ahead is None else ahead.seconds
-        self.cost = Cost(ahead is not None, predicting, submitting, self.waited)
+        share, predicting = (0.0, 0.0) if ahead is None else (ahead.share, ahead.seconds)
+        self.cost = Cost(share, predicting, submitting, self.waited)
         return attended
 
     def _timed(self, rounds: Iterator[T]) -> Iterator[T]:

@@ -58,6 +58,8 @@ FULL: dict[str, Any] = {
     "cache_policy": "lru",
     "verify": False,
     "device_model": (1e-4, 1e-9),
+    "prefetch": "decoder_input",
+    "predictor": "previous",
     "recall_every": 7,
     "recall_sample": 99,
 }
@@ -186,6 +188,7 @@ def test_counts_are_whole(name: str, value: Any) -> None:
         ("code_bits", [8, 4]),
         ("codec", ["none", "int8", "kivi4"]),
         ("initial_fill", ["printed", "product", "none"]),
+        ("prefetch", ["auto", "post_attention", "decoder_input", "off"]),
     ],
 )
 def test_choices(name: str, choices: list[Any]) -> None:
@@ -253,7 +256,7 @@ def test_a_file_is_checked_as_arguments_are(tmp_path: pathlib.Path) -> None:
         SwarmConfig.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["selector", "clusterer"])
+@pytest.mark.parametrize("name", ["selector", "clusterer", "predictor"])
 def test_a_function_works_but_is_not_saved(name: str, tmp_path: pathlib.Path) -> None:
     config = SwarmConfig(paths="/a", **{name: lambda *args: args})
     with pytest.raises(ArgumentError, match=f"`{name}` that is a function cannot be saved"):

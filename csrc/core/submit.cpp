@@ -170,6 +170,9 @@ void Store::take_cached(Fetch& fetch, std::vector<Arrival>& resident) {
     const int64_t slot = cache_.find(segment, wanted.entry);
     if (slot < 0) return false;
     ++count.hits;
+    // A guess pins nothing: it would keep memory from the window, which grows before the fetch that
+    // rides on it.
+    if (fetch.purpose == Purpose::kPrefetch) return true;
     cache_.pin(segment, wanted.entry);
     fetch.pinned.emplace_back(wanted.segment, wanted.entry);
     arrive(fetch.wanted, wanted, slot, resident);

@@ -162,6 +162,28 @@ TEST(Prefetch, WithoutRidingEverythingIsReadAgain) {
   EXPECT_EQ(forks.count("used", "prefetch"), 0u);
 }
 
+// The window grows between a prefetch and the fetch that rides on it.
+TEST(Prefetch, HoldsNothingBackFromTheWindow) {
+  StoreOptions options;
+  options.dram_bytes = 384 << 10;
+  options.staging_bytes = 64 << 10;
+  Rig rig(2, options);
+  const int64_t segment = rig.store->write(Numbered(400).source(), 400, overlapping(400), "layer");
+  const std::vector<Ask> asks{{{segment}, {}, range(0, 400), 400}};
+  receive(*rig.store, Pattern{}, submit(*rig.store, asks, Purpose::kDecode));  // fills the cache
+  const auto window = [&] { rig.store->release(rig.store->append(Numbered(500).source(), 500)); };
+  const auto due = submit(*rig.store, asks, Purpose::kDecode);
+  ASSERT_FALSE(due.resident.ids.empty());
+  EXPECT_EQ(kind_of(window), ErrorKind::kCapacity);
+  rig.store->release_ticket(due.ticket);
+  const auto early = submit(*rig.store, asks, Purpose::kPrefetch);
+  window();
+  const auto seen =
+      receive(*rig.store, Pattern{}, submit(*rig.store, asks, Purpose::kDecode, early.ticket));
+  EXPECT_EQ(seen[0].size(), 400u);
+  EXPECT_TRUE(all_right(seen[0]));
+}
+
 TEST(Prefetch, WhatHasArrivedIsThereAtOnce) {
   const Forks forks;
   const auto early = submit(*forks.store, forks.asks(range(0, 60)), Purpose::kPrefetch);
