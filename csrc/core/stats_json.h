@@ -7,6 +7,7 @@
 #include "core/budget.h"
 #include "core/cluster_cache.h"
 #include "core/coalesce.h"
+#include "core/drive_load.h"
 #include "core/entry_pool.h"
 #include "core/traffic.h"
 #include "io/block_device.h"
@@ -24,10 +25,10 @@ struct Holdings {
 // hold beyond it; `tickets` and `staged_bytes`, `dram` by use, `reuse` as in
 // reuse_distance.h, `traffic` by purpose, and one object
 // per drive with its engine, device model and counters (`decode_*`: reads of decoding steps, also
-// those that were read ahead).
+// those that were read ahead; `slowness`: how many times slower than its model it is taken to be).
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
                        const ClusterCache& cache, const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
-                       const std::vector<DriveShape>& shapes);
+                       const std::vector<DriveShape>& shapes, const DriveLoad& load);
 
 }  // namespace swarm_kv
