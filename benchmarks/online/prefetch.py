@@ -28,7 +28,7 @@ from swarm_kv import SwarmConfig, models, selectors, texts
 from swarm_kv.cache import full_attention_layers
 from swarm_kv.layer import CacheState, SwarmLayer
 from swarm_kv.predictors import Projection
-from swarm_kv.prefetch import Controller, Rope, hooked
+from swarm_kv.prefetch import USUAL, Controller, Rope, hooked
 from swarm_kv.store import Store
 from swarm_kv.trace import capturing
 
@@ -281,7 +281,7 @@ def _play(
     for token in steps:
         now = slice(token, token + 1)
         for number, (cached, layer) in enumerate(zip(forks, layers, strict=True)):
-            share = float(way == "post_attention")
+            share = USUAL if way == "post_attention" else 0.0
             if way == "auto":
                 share = controllers[number].next()
             if share:

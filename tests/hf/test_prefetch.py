@@ -21,6 +21,7 @@ from swarm_kv.prefetch import (
     LONGEST_PERIOD,
     SHARES,
     TRIAL,
+    USUAL,
     Controller,
     Rope,
     source_of,
@@ -404,8 +405,8 @@ def test_the_controller_settles_on_what_costs_least(best: float) -> None:
 
 def test_the_controller_changes_its_mind() -> None:
     controller = Controller()
-    steps(controller, 300, {0.0: 2.0, 1.0: 1.0, 1.25: 1.5})
-    shares = steps(controller, 900, {0.0: 1.0, 1.0: 2.0, 1.25: 2.0})
+    steps(controller, 300, {0.0: 2.0, USUAL: 1.0, SHARES[-1]: 1.5})
+    shares = steps(controller, 900, {0.0: 1.0, USUAL: 2.0, SHARES[-1]: 2.0})
     assert shares[4 * LONGEST_PERIOD :].count(0.0) > 330
     assert FIRST_PERIOD < LONGEST_PERIOD
 
