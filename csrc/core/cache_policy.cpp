@@ -2,14 +2,14 @@
 
 #include "core/arc_policy.h"
 #include "core/counter_policy.h"
-#include "core/heap_policy.h"
+#include "core/keyed_policy.h"
 #include "core/registry.h"
 
 namespace swarm_kv {
 namespace {
 
 // The last step that activated an entry.
-class LeastRecentlyUsed : public HeapPolicy<int32_t> {
+class LeastRecentlyUsed : public KeyedPolicy<int32_t> {
  public:
   // Before every step, the more often activated the later.
   void prime(std::span<const int32_t> activations, int64_t queries) override {
@@ -27,7 +27,7 @@ class LeastRecentlyUsed : public HeapPolicy<int32_t> {
   int32_t step_ = 0;
 };
 
-class LeastFrequentlyUsed : public HeapPolicy<int32_t> {
+class LeastFrequentlyUsed : public KeyedPolicy<int32_t> {
  public:
   void prime(std::span<const int32_t> activations, int64_t) override {
     keys_.assign(activations.begin(), activations.end());
@@ -38,7 +38,7 @@ class LeastFrequentlyUsed : public HeapPolicy<int32_t> {
   }
 };
 
-class DecayedFrequency : public HeapPolicy<float> {
+class DecayedFrequency : public KeyedPolicy<float> {
  public:
   void prime(std::span<const int32_t> activations, int64_t queries) override {
     const float steady = increment_ / (1 - kDecay) / static_cast<float>(queries);

@@ -45,7 +45,7 @@ class CachePolicy {
   // Memory per entry of the segment, cached or not; the order of cached entries comes on top, at
   // most kOrderBytes each.
   virtual uint64_t bytes() const = 0;
-  static constexpr int64_t kOrderBytes = 16;
+  static constexpr int64_t kOrderBytes = 24;
 };
 
 // A policy by name; begin() comes next.

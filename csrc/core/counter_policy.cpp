@@ -29,7 +29,7 @@ void CounterPolicy::begin(const Segment& segment, const std::vector<DriveShape>&
     }
     cost_[entry] = static_cast<uint16_t>(std::min(same, costs_.size() - 1));
   }
-  heap_ = EvictionHeap<int32_t>(segment.entries, costs_.size());
+  queue_ = EvictionQueue<int32_t>(segment.entries, costs_.size());
 }
 
 // Up with probability p, down with 1 - p, not below 0: below one half it settles at p / (1 - 2p),
@@ -69,15 +69,15 @@ void CounterPolicy::insert(int32_t entry) {
 
 int32_t CounterPolicy::pop() {
   int32_t least = -1;
-  for (size_t lane = 0; lane < heap_.lanes(); ++lane) {
-    const int32_t entry = heap_.top([this](int32_t e) { return value_[e]; }, lane);
+  for (size_t lane = 0; lane < queue_.lanes(); ++lane) {
+    const int32_t entry = queue_.top([this](int32_t e) { return value_[e]; }, lane);
     if (entry >= 0 && (least < 0 || worth(entry) < worth(least))) least = entry;
   }
-  if (least >= 0) heap_.pop(cost_[least]);
+  if (least >= 0) queue_.pop(cost_[least]);
   return least;
 }
 
-void CounterPolicy::restore(int32_t entry) { heap_.insert(entry, value_[entry], cost_[entry]); }
+void CounterPolicy::restore(int32_t entry) { queue_.insert(entry, value_[entry], cost_[entry]); }
 
 void CounterPolicy::leave(int32_t entry) {
   value_[entry] = counter(entry);
@@ -85,7 +85,7 @@ void CounterPolicy::leave(int32_t entry) {
 }
 
 void CounterPolicy::erase(int32_t entry) {
-  heap_.erase(entry);
+  queue_.erase(entry);
   leave(entry);
 }
 

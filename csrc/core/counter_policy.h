@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/cache_policy.h"
-#include "core/eviction_heap.h"
+#include "core/eviction_queue.h"
 
 namespace swarm_kv {
 
@@ -44,7 +44,7 @@ class CounterPolicy : public CachePolicy {
   std::vector<uint8_t> cached_;
   std::vector<uint16_t> cost_;  // per entry: which of costs_
   std::vector<Cost> costs_;
-  EvictionHeap<int32_t> heap_{0};  // a lane for each of costs_
+  EvictionQueue<int32_t> queue_{0};  // a lane for each of costs_
 };
 
 }  // namespace swarm_kv

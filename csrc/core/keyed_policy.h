@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/cache_policy.h"
-#include "core/eviction_heap.h"
+#include "core/eviction_queue.h"
 #include "core/segment.h"
 
 namespace swarm_kv {
@@ -12,34 +12,34 @@ namespace swarm_kv {
 // A policy whose worth is one key per entry, cached or not, that only activations change, and only
 // upwards. A subclass says how: in prime() and touch().
 template <typename Key>
-class HeapPolicy : public CachePolicy {
+class KeyedPolicy : public CachePolicy {
  public:
   void begin(const Segment& segment, const std::vector<DriveShape>&) override {
     keys_.assign(segment.entries, Key{});
-    heap_ = EvictionHeap<Key>(segment.entries);
+    queue_ = EvictionQueue<Key>(segment.entries);
   }
   double worth(int32_t entry) const override { return keys_[entry]; }
-  void insert(int32_t entry) override { heap_.insert(entry, keys_[entry]); }
+  void insert(int32_t entry) override { queue_.insert(entry, keys_[entry]); }
   int32_t pop() override {
-    const int32_t least = heap_.top([this](int32_t entry) { return keys_[entry]; });
-    if (least >= 0) heap_.pop();
+    const int32_t least = queue_.top([this](int32_t entry) { return keys_[entry]; });
+    if (least >= 0) queue_.pop();
     return least;
   }
   void restore(int32_t entry) override { insert(entry); }
   void leave(int32_t) override {}
-  void erase(int32_t entry) override { heap_.erase(entry); }
+  void erase(int32_t entry) override { queue_.erase(entry); }
   uint64_t bytes() const override { return keys_.size() * (sizeof(Key) + 1); }
 
  protected:
   void divide_keys(Key by) {
     for (Key& key : keys_) key /= by;
-    heap_.divide(by);
+    queue_.divide(by);
   }
 
   std::vector<Key> keys_;
 
  private:
-  EvictionHeap<Key> heap_{0};
+  EvictionQueue<Key> queue_{0};
 };
 
 }  // namespace swarm_kv
