@@ -15,16 +15,18 @@ from .background import Check
 from .codes import TRAINING_KEYS, Codebook, retrain, train
 from .entries import Geometry, gather
 from .layout import Queries
-from .rewrite import LEAST_QUERIES, MERGED
+from .rewrite import LEAST_QUERIES
 from .store import NOTHING, IndexCharge, Segment, Store
 
-GROWTH = 16
-"""Codes are fitted anew when 1/16 of the keys came later; that reads 16 entries per token."""
+GROWTH = 32
+"""Codes are fitted anew when 1/32 of the keys came later; that reads 32 entries per token."""
+LEAST = 256
+"""Keys that must have come later, however few there were."""
 
 
 def due(entries: int, trained_on: int) -> bool:
     """Whether codes that were fitted to `trained_on` keys should be fitted to `entries`."""
-    return entries >= trained_on + max(MERGED, trained_on // GROWTH)
+    return entries >= trained_on + max(LEAST, trained_on // GROWTH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Task:
         store, shape, segments: where the keys lie.
         entries: how many.
         codebook: of today.
+        coming: [kv_heads, n, head_dim], keys of the window: rotation by position puts new keys
+            where no old one is, so that codes must be fitted ahead.
         queries: see `rewrite.Task`; with too few, directions count as they did.
     """
 
@@ -43,6 +47,7 @@ class Task:
     segments: tuple[Segment, ...]
     entries: int
     codebook: Codebook
+    coming: torch.Tensor
     queries: Queries | None
 
 
@@ -63,7 +68,7 @@ def recode(task: Task, check: Check) -> tuple[Codebook, torch.Tensor]:
         sample = torch.empty(shape.kv_heads, len(sampled), shape.head_dim, dtype=shape.dtype)
         for numbers, keys in _keys(task, sampled, check):
             sample[:, torch.searchsorted(sampled, numbers)] = keys
-        codebook = _fitted(task, sample)
+        codebook = _fitted(task, torch.cat([sample, task.coming], dim=1))
     finally:
         working.release()
     codebook = dataclasses.replace(codebook, trained_on=entries)

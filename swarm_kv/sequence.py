@@ -345,7 +345,13 @@ class Sequence:
         if self._recoding is not None or not recode.due(stored.entries, codebook.trained_on):
             return
         task = recode.Task(
-            self.store, self.geometry, stored.segments, stored.entries, codebook, queries
+            self.store,
+            self.geometry,
+            stored.segments,
+            stored.entries,
+            codebook,
+            self.gather(self.window.slots)[0],
+            queries,
         )
         job = self.store.background.submit(lambda check: recode.recode(task, check))
         self._recoding = job, stored.entries
@@ -506,7 +512,7 @@ class Sequence:
         if self.stored is not None and self.limit < self.stored.entries:
             self.relay()  # what a crop left behind must not come back into reach
         if self.stored is None:
-            self._write_first(k, v, k, None)
+            self._write_first(k, v, torch.cat([self.gather(self.sinks.slots)[0], k], 1), None)
         else:
             self._write_more(self.stored, k, v, profile, observed)
 
@@ -523,11 +529,12 @@ class Sequence:
         shape, config = self.geometry, self.config
         stored_bytes = stored_entry_bytes(k, config.codec)
         codebook = train(
-            k,
+            seen[:, len(self.sinks) :],  # the window's too, see `recode.Task`
             config.code_size(shape.head_dim),
             None if queries is None else queries.q,
             config.code_bits,
         )
+        codebook = dataclasses.replace(codebook, trained_on=k.shape[1])
         plain = in_sequence(k.shape[1], config.block)
         by_codes = build(
             codebook,

@@ -31,8 +31,8 @@ TOPICS = 8
 
 @pytest.fixture(autouse=True)
 def small_tails(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rewrite, recode):
-        monkeypatch.setattr(module, "MERGED", 32)
+    monkeypatch.setattr(rewrite, "MERGED", 32)
+    monkeypatch.setattr(recode, "LEAST", 32)
 
 
 def tokens(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -438,8 +438,8 @@ def test_a_rewriting_that_fails_changes_nothing(
     assert many > 40
     # Once it works again, it catches up.
     monkeypatch.undo()
-    for module in (rewrite, recode):
-        monkeypatch.setattr(module, "MERGED", 32)
+    monkeypatch.setattr(rewrite, "MERGED", 32)
+    monkeypatch.setattr(recode, "LEAST", 32)
     run.decode(PREFILL + 250, PREFILL + 350)
     run.check()
     assert len(run.sequence.stored.segments) < 20

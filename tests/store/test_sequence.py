@@ -155,7 +155,7 @@ def test_numbers_that_cannot_be_grouped(where: str, value: float, layout: str) -
 
 
 def test_numbers_that_cannot_be_trained_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_kv.recode.MERGED", 16)
+    monkeypatch.setattr("swarm_kv.recode.LEAST", 16)
     sequence = sequence_of()
     sequence.ingest(*tokens(200))
     assert sequence.stored is not None
