@@ -45,21 +45,22 @@ def read_entries(
     store: Store,
     shape: Geometry,
     segments: tuple[Segment, ...],
-    count: int,
+    first: int,
+    last: int,
     between: Callable[[], object] = lambda: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [kv_heads, count, head_dim] of the first entries of `segments`.
+    """Keys and values [kv_heads, last - first, head_dim] of some entries; leaves the cache alone.
 
     Args:
         store, shape, segments: where they lie, and their form.
-        count: how many; the cluster cache stays as it is.
+        first, last: numbers through `segments`.
         between: called after each piece that was read.
     """
-    keys = torch.empty(shape.kv_heads, count, shape.head_dim, dtype=shape.dtype)
+    keys = torch.empty(shape.kv_heads, last - first, shape.head_dim, dtype=shape.dtype)
     values = torch.empty_like(keys)
-    wanted = Wanted(segments, NOTHING, torch.arange(count, dtype=torch.int64), count)
+    wanted = Wanted(segments, NOTHING, torch.arange(first, last, dtype=torch.int64), last)
     with store.fetch([wanted], purpose="stream") as fetch:
         for ((ids, slots),) in itertools.chain([fetch.resident], fetch.rounds()):
-            keys[:, ids], values[:, ids] = gather(store, shape, slots)
+            keys[:, ids - first], values[:, ids - first] = gather(store, shape, slots)
             between()
     return keys, values

@@ -99,7 +99,7 @@ def rewrite(task: Task, check: Check) -> Rewritten:
     store, shape, entries = task.store, task.shape, task.index.entries
     working = IndexCharge(store, entries * shape.entry_bytes)
     try:
-        keys, values = read_entries(store, shape, task.segments, entries, check)
+        keys, values = read_entries(store, shape, task.segments, 0, entries, check)
         layout, owner = _group(task, keys)
         check()
         medoids = None

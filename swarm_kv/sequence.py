@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import torch
 
-from . import maintenance, rewrite
+from . import maintenance, recode, rewrite
 from .background import Job
-from .codes import retrain, train
+from .codes import Codebook, train
 from .config import SwarmConfig
 from .dense import accumulation_dtype
 from .entries import Geometry as Geometry
@@ -36,8 +36,6 @@ from .store_ops import stored_entry_bytes
 
 logger = logging.getLogger(__name__)
 
-MIN_TRAINING = 128
-"""Keys below which codes are not worth training anew."""
 MEANS_BLOCK = 64
 """Neighbours that share a mean key and value: 2 % of the entries' memory. Means per cluster lower
 the error further, but clusters are so small that they take a quarter to a half of it."""
@@ -118,6 +116,7 @@ class Sequence:
         self._drift = Drift()
         self._drifted = False
         self._rewriting: tuple[Job[rewrite.Rewritten], int] | None = None
+        self._recoding: tuple[Job[tuple[Codebook, torch.Tensor]], int] | None = None
         self._quiet_until = 0
 
     @property
@@ -136,7 +135,8 @@ class Sequence:
         other._activity = None if self._activity is None else self._activity.copy()
         other._recent, other._recent_charge = self._recent.copy(), self._recent_charge
         other._drift, other._drifted = self._drift.copy(), self._drifted
-        other._rewriting, other._quiet_until = self._rewriting, self._quiet_until
+        other._rewriting, other._recoding = self._rewriting, self._recoding
+        other._quiet_until = self._quiet_until
         return other
 
     # ---- reading
@@ -227,7 +227,7 @@ class Sequence:
     def read_all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, limit, head_dim] of all stored entries."""
         segments = () if self.stored is None else self.stored.segments
-        return read_entries(self.store, self.geometry, segments, self.limit)
+        return read_entries(self.store, self.geometry, segments, 0, self.limit)
 
     # ---- growing
 
@@ -298,7 +298,7 @@ class Sequence:
                 maintenance.active_in_window(query, keys, self.config.sparsity),
                 selected[index.members[index.offsets[:-1].long()].long()],
             )
-        if self.config.recluster == "auto" and self._may_keep_queries():
+        if self._may_keep_queries():
             self._recent.note(query[:, -1].to(self.geometry.dtype), len(self))
 
     def _may_keep_queries(self) -> bool:
@@ -324,29 +324,71 @@ class Sequence:
         leaving = len(self.window) - self.config.window
         if leaving < self.config.flush:
             return
-        self._adopt()
+        self._adopt_codes()
+        self._adopt_layout()
         k, v = self.gather(self.window.slots[:leaving])
         self._write(k, v, None if self.stored is None else self.stored.profile, observed=True)
         self.window.drop_oldest(leaving)
         if self._activity is not None:
             self._activity.resize(len(self.window), leaving)
-        self._start_rewriting()
-
-    # ---- rewriting
-
-    def _start_rewriting(self) -> None:
-        """In the background, where tails have piled up or recall has fallen."""
         stored = self.stored
-        if (
-            stored is None
-            or stored.profile is not None
-            or self._rewriting is not None
-            or stored.entries < self._quiet_until
-        ):
-            return
-        queries = None
-        if self.config.recluster == "auto":
+        if stored is not None and stored.profile is None and stored.entries >= self._quiet_until:
             queries = self._recent.queries(stored.entries + self.config.window)
+            self._start_recoding(stored, queries)
+            self._start_rewriting(stored, queries if self.config.recluster == "auto" else None)
+
+    # ---- in the background
+
+    def _start_recoding(self, stored: Stored, queries: Queries | None) -> None:
+        """Where many keys came after those that codes were fitted to."""
+        codebook = stored.index.codebook
+        if self._recoding is not None or not recode.due(stored.entries, codebook.trained_on):
+            return
+        task = recode.Task(
+            self.store,
+            self.geometry,
+            stored.segments,
+            stored.entries,
+            codebook,
+            self.gather(self.window.slots)[0],
+            queries,
+        )
+        job = self.store.background.submit(lambda check: recode.recode(task, check))
+        self._recoding = job, stored.entries
+
+    def _adopt_codes(self) -> None:
+        """Go by new codes, once they are due; those of keys that came meanwhile are added."""
+        stored = self.stored
+        if self._recoding is None or stored is None:
+            self._recoding = None
+            return
+        job, entries = self._recoding
+        if stored.entries < entries + GRACE * self.config.flush or not job.wait(PATIENCE):
+            return
+        self._recoding = None
+        try:
+            codebook, codes = job.result()
+            keys, _ = read_entries(
+                self.store, self.geometry, stored.segments, entries, stored.entries
+            )
+            later = codebook.encode(keys)
+            index = dataclasses.replace(
+                stored.index, codebook=codebook, codes=torch.cat([codes, later], dim=-1)
+            )
+            charge = IndexCharge(self.store, self._held(index, stored.means))
+        except Exception as error:
+            self._failed(stored, "codes", error)
+            return
+        self.stored = dataclasses.replace(stored, index=index, charges=(charge,))
+
+    def _failed(self, stored: Stored, what: str, error: Exception) -> None:
+        self._quiet_until = stored.entries + rewrite.MERGED
+        self.store.background.failed(f"{self.label} keeps its {what}: {error}")
+
+    def _start_rewriting(self, stored: Stored, queries: Queries | None) -> None:
+        """Where tails have piled up or recall has fallen."""
+        if self._rewriting is not None:
+            return
         first = rewrite.due([segment.entries for segment in stored.segments])
         if self._drifted and self._recent.full:
             first = 0
@@ -385,7 +427,7 @@ class Sequence:
             None if first > 0 else self._probes_of_stored(part.entries),
         )
 
-    def _adopt(self) -> None:
+    def _adopt_layout(self) -> None:
         """Put what was rewritten in its place, once it is due.
 
         Whatever went wrong, the old layout is complete and stays.
@@ -395,9 +437,6 @@ class Sequence:
             self._rewriting = None
             return
         job, due = self._rewriting
-        if self.limit < stored.entries:  # a crop: all will be written anew
-            self._rewriting = None
-            return
         if stored.entries < due or not job.wait(PATIENCE):
             return
         self._rewriting = None
@@ -411,8 +450,7 @@ class Sequence:
             index = rewrite.spliced(stored.index, done, segments)
             charge = IndexCharge(self.store, self._held(index, stored.means))
         except Exception as error:
-            self._quiet_until = stored.entries + rewrite.MERGED
-            self.store.background.failed(f"{self.label} keeps its layout: {error}")
+            self._failed(stored, "layout", error)
             return
         if self._activity is not None:
             before = sum(segment.clusters for segment in stored.segments[: task.first])
@@ -430,16 +468,10 @@ class Sequence:
     def prepare(self) -> None:
         """Before a decoding step: bring the stored entries into their final layout, once.
 
-        That is due after a prefill in chunks, whose parts were written as they came. When the
-        context has doubled since its codes were trained, they are trained anew.
+        That is due after a prefill in chunks, whose parts were written as they came.
         """
-        stored = self.stored
-        if stored is None:
-            return
-        if stored.profile is not None:
+        if self.stored is not None and self.stored.profile is not None:
             self.relay()
-        elif self.limit >= 2 * max(stored.index.codebook.trained_on, MIN_TRAINING):
-            self.recode()
 
     def relay(self) -> None:
         """Read the stored entries back and write them anew: one segment, new codes and clusters.
@@ -474,28 +506,13 @@ class Sequence:
         working.release()
         self._write_first(keys, values, seen, queries)  # the old copy stays until this is complete
 
-    def recode(self) -> None:
-        """Train the codes on the keys of today; nothing is written."""
-        stored = self.stored
-        if stored is None or self.limit < stored.entries:
-            return
-        try:
-            working = IndexCharge(self.store, self.limit * self.geometry.entry_bytes)
-        except CapacityError:
-            return
-        keys, _ = self.read_all()
-        working.release()
-        codebook = retrain(stored.index.codebook, keys)
-        codes = dataclasses.replace(stored.index, codebook=codebook, codes=codebook.encode(keys))
-        self.stored = dataclasses.replace(stored, index=codes)
-
     def _write(
         self, k: torch.Tensor, v: torch.Tensor, profile: Profile | None, observed: bool = False
     ) -> None:
         if self.stored is not None and self.limit < self.stored.entries:
             self.relay()  # what a crop left behind must not come back into reach
         if self.stored is None:
-            self._write_first(k, v, k, None)
+            self._write_first(k, v, torch.cat([self.gather(self.sinks.slots)[0], k], 1), None)
         else:
             self._write_more(self.stored, k, v, profile, observed)
 
@@ -512,11 +529,12 @@ class Sequence:
         shape, config = self.geometry, self.config
         stored_bytes = stored_entry_bytes(k, config.codec)
         codebook = train(
-            k,
+            seen[:, len(self.sinks) :],  # the window's too, see `recode.Task`
             config.code_size(shape.head_dim),
             None if queries is None else queries.q,
             config.code_bits,
         )
+        codebook = dataclasses.replace(codebook, trained_on=k.shape[1])
         plain = in_sequence(k.shape[1], config.block)
         by_codes = build(
             codebook,
@@ -562,7 +580,7 @@ class Sequence:
         index = index.laid_out(*self.store.clusters(segment), index.medoids)
         if self._activity is not None:
             self._activity.replace(0, len(self._activity.clusters), segment.clusters)
-        self._rewriting, self._drift = None, Drift()
+        self._rewriting, self._recoding, self._drift = None, None, Drift()
         # What was written without looking, such as after a crop, is grouped once there are queries.
         self._drifted = (
             queries is None and config.recluster == "auto" and k.shape[1] >= rewrite.MERGED
@@ -703,6 +721,8 @@ class Sequence:
         self._recent.crop(len(self) - (count - from_window))
         from_stored = min(count - from_window, self.limit)
         self.limit -= from_stored
+        if from_stored:  # what is left will be written anew
+            self._rewriting = self._recoding = None
         self.sinks.drop_newest(count - from_window - from_stored)
         if self.limit == 0:
             self.stored = None
