@@ -101,7 +101,7 @@ std::string traffic_json(const Traffic& traffic, Purpose purpose) {
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
                        int64_t cached_entries, uint64_t allocated_bytes,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
-                       const std::vector<DriveShape>& shapes) {
+                       const std::vector<DriveShape>& shapes, const DriveLoad& load) {
   std::string per_drive(1, '[');
   for (size_t i = 0; i < drives.size(); ++i) {
     const io::Counters counters = drives[i]->counters();
@@ -115,6 +115,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
                      .number("block", drives[i]->geometry().block)
                      .seconds("t_base", shapes[i].model.t_base)
                      .seconds("t_transfer", shapes[i].model.t_transfer)
+                     .seconds("slowness", load.slowness(i))
                      .number("decode_requests", decode.drive_requests[i] + early.drive_requests[i])
                      .number("decode_bytes", decode.drive_bytes[i] + early.drive_bytes[i])
                      .number("reads", counters.reads)
