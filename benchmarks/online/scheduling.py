@@ -1,0 +1,231 @@
+"""Fig. 14 of the paper: what deduplication and balance save, in latency and in bytes read.
+
+Clusters and selections come from recorded activity of a real model; every step is one fetch, alone
+on the drives, through the real store. All strategies read from the same layout with the same
+coalescing and submission; they differ in what is read once and in which copy is read:
+
+| strategy | an entry selected several times | its copies |
+|---|---|---|
+| `swarm` | is read once | balanced over the drives |
+| `dedup_only` | is read once | the first |
+| `balance_only` | is read each time | balanced over the drives |
+| `static` | is read each time | where it was selected |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.drives import OPTANE_900P, PM9A3, DriveModel, Drives, stand_in_drives
+from benchmarks.harness import Report
+from swarm_kv import SwarmConfig, clusterers, selectors
+from swarm_kv.index import build
+from swarm_kv.simulate import simulate_selections
+from swarm_kv.store import Store, Wanted
+from swarm_kv.trace import LayerTrace
+from swarm_kv.tune import coded, signatures
+
+HEADS, DIM = 8, 128
+ENTRY_BYTES = 2 * HEADS * DIM * 2
+"""K and V of Qwen3-32B in 16 bits: 4 KiB."""
+DRIVE_BYTES = 192 << 20
+ABLATIONS = ("static", "balance_only", "dedup_only")
+STRATEGIES = ("swarm", *ABLATIONS)
+PAPER_LATENCY, PAPER_VOLUME = 2.57, 1.24
+"""Factors against `swarm`, averaged over the three ablations."""
+UNCAPPED = 255
+OPENING = 10
+"""Times faster are the drives while they are measured."""
+CHECKED_SIZES = (16 << 10, 64 << 10)
+
+Selection = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is scheduled.
+
+    Attributes:
+        placement: of clusters on drives.
+        max_replicas: clusters that one entry may be in. The paper has no limit.
+        rows: sequences of a batch that share the context: consecutive test queries.
+    """
+
+    name: str
+    placement: str
+    max_replicas: int = UNCAPPED
+    rows: int = 1
+
+
+CASES = (
+    Case("Algorithm 1, Eq. 7", "round_robin"),
+    Case("Algorithm 1, whole clusters", "sequential"),
+    Case("3 copies, whole clusters", "sequential", max_replicas=3),
+    Case("Algorithm 1, whole clusters, 4 sequences", "sequential", rows=4),
+)
+"""The paper's; the default placement; the default of `max_replicas` too; and a batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One layer's clusters, and what its test queries select, step by step and row by row."""
+
+    entries: int
+    offsets: torch.Tensor
+    members: torch.Tensor
+    steps: list[list[Selection]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Means over the steps of all layers.
+
+    Attributes:
+        seconds: from the call of fetch until the last entry was delivered.
+        bytes, requests: read from the drives.
+    """
+
+    seconds: float
+    bytes: float
+    requests: float
+
+
+def drive_sets(slowdown: float) -> dict[str, list[DriveModel]]:
+    fast, slow = PM9A3.slower(slowdown), OPTANE_900P.slower(slowdown)
+    return {"4 drives": [fast] * 4, "8 drives": [fast] * 8, "4 + 4 mixed": [fast, slow] * 4}
+
+
+def select(layer: LayerTrace, case: Case, steps: int) -> Layer:
+    """Algorithm 1 on a recorded layer, and the clusters of highest medoid score of its queries."""
+    config = SwarmConfig(
+        paths=["unused"],
+        clusterer="swarm",
+        tau=0.6,
+        max_replicas=case.max_replicas,
+        selector="medoid",
+        cold="packed",
+    )
+    keys = layer.keys.float()
+    bits = signatures(layer, config.profile_queries)
+    offsets, members = clusterers.resolve(config.clusterer)(bits, keys, config)
+    codes = coded(layer, config.profile_queries, config.code_size(keys.shape[2]), config.code_bits)
+    medoids = build(codes.codebook, keys, offsets, members, medoids=True).medoids
+    index = codes.laid_out(offsets, members, medoids)
+    choose = selectors.resolve(config.selector)
+    chosen = [
+        choose(query[:, None], index, layer.settings.budget, config)
+        for query in layer.queries()[: steps * case.rows]
+    ]
+    rows = [chosen[at : at + case.rows] for at in range(0, len(chosen), case.rows)]
+    return Layer(layer.settings.entries, offsets, members, rows)
+
+
+def fetched(drives: Drives, layers: Sequence[Layer], case: Case, strategy: str) -> Cost:
+    """Read every step from the drives."""
+    config = SwarmConfig(
+        paths=drives.paths,
+        dram_bytes="160MiB",
+        staging_bytes="128MiB",
+        placement=case.placement,
+        router=strategy,
+    )
+    # The store measures its drives. What it plans by is how they compare, not how slow all are.
+    with drives.following([model.slower(1 / OPENING) for model in drives.models]):
+        store = Store(config)
+    seconds = []
+    for number, layer in enumerate(layers):
+        half = torch.zeros(HEADS, layer.entries, DIM, dtype=torch.float16)
+        with drives.unthrottled():
+            segment = store.write(half, half, layer.offsets, layer.members, f"layer {number}")
+        for step in layer.steps:
+            wanted = [Wanted((segment,), *row, layer.entries) for row in step]
+            begin = time.perf_counter()
+            with store.fetch(wanted, purpose="stream") as fetch:
+                for _ in fetch.rounds():
+                    pass
+            seconds.append(time.perf_counter() - begin)
+        del wanted, segment
+    traffic = store.counters()["stream"]
+    store.close()
+    count = len(seconds)
+    return Cost(statistics.mean(seconds), traffic["bytes"] / count, traffic["requests"] / count)
+
+
+def simulated(
+    models: Sequence[DriveModel], layers: Sequence[Layer], case: Case, strategy: str
+) -> Cost:
+    """The same by the device model, without drives; only for single sequences."""
+    parts = []
+    for layer in layers:
+        requests, size, seconds = simulate_selections(
+            layer.offsets,
+            layer.members,
+            [step[0] for step in layer.steps],
+            entries=layer.entries,
+            entry_bytes=ENTRY_BYTES,
+            drives=[(1 / model.iops, 1 / model.bytes_per_second) for model in models],
+            placement=case.placement,
+            router=strategy,
+        )
+        parts.append(torch.stack([seconds, size.sum(1).double(), requests.sum(1).double()], dim=1))
+    return Cost(*torch.cat(parts).mean(0).tolist())
+
+
+def costs(
+    models: Sequence[DriveModel], layers: dict[Case, list[Layer]], report: Report
+) -> Iterator[tuple[Case, str, Cost]]:
+    """Of every case and strategy on these drives."""
+    with stand_in_drives(models, DRIVE_BYTES) as drives:
+        report.note(f"scheduling: {drives.note}")
+        drives.check(CHECKED_SIZES)
+        for case, own in layers.items():
+            if not drives.throttled and case.rows > 1:
+                continue
+            for strategy in STRATEGIES:
+                if drives.throttled:
+                    yield case, strategy, fetched(drives, own, case, strategy)
+                else:
+                    yield case, strategy, simulated(models, own, case, strategy)
+
+
+def run(
+    report: Report,
+    layers: Sequence[LayerTrace],
+    *,
+    cases: Sequence[Case] = CASES,
+    slowdown: float = 200,
+    steps: int = 12,
+    sets: Sequence[str] = ("4 drives", "8 drives", "4 + 4 mixed"),
+) -> None:
+    """Compare the strategies on `sets` of drives, by `steps` test queries of each layer."""
+    selected = {case: [select(layer, case, steps) for layer in layers] for case in cases}
+    models = drive_sets(slowdown)
+    for name in tqdm(sets, desc="scheduling", disable=None):
+        table: dict[Case, dict[str, Cost]] = {}
+        for case, strategy, cost in costs(models[name], selected, report):
+            table.setdefault(case, {})[strategy] = cost
+        for case, by_strategy in table.items():
+            summarise(f"{name}, {case.name}", by_strategy, report)
+    report.note(
+        "scheduling: factors are a strategy's cost / swarm's on the same layout; steps select a "
+        "tenth of the context by medoids and find nothing cached; entries of 4 KiB"
+    )
+
+
+def summarise(title: str, by_strategy: dict[str, Cost], report: Report) -> None:
+    swarm = by_strategy["swarm"]
+    for strategy, cost in by_strategy.items():
+        report.measure(f"{title}, {strategy}: latency", "s", cost.seconds)
+        report.measure(f"{title}, {strategy}: volume", "B", cost.bytes)
+        report.measure(f"{title}, {strategy}: requests", "requests", cost.requests)
+    latency = [by_strategy[each].seconds / swarm.seconds for each in ABLATIONS]
+    volume = [by_strategy[each].bytes / swarm.bytes for each in ABLATIONS]
+    report.at_least(f"{title}: latency, mean factor", statistics.mean(latency), PAPER_LATENCY)
+    report.at_least(f"{title}: volume, mean factor", statistics.mean(volume), PAPER_VOLUME)
+    report.at_least(f"{title}: latency, least factor", min(latency), 1.0)
