@@ -7,6 +7,7 @@ selection by them had 0.60 to 0.78 of the attention that it could have, with new
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -16,7 +17,7 @@ from .codes import TRAINING_KEYS, Codebook, retrain, train
 from .entries import Geometry, gather
 from .layout import Queries
 from .rewrite import LEAST_QUERIES
-from .store import NOTHING, IndexCharge, Segment, Store
+from .store import NOTHING, IndexCharge, Segment, Store, Wanted
 
 GROWTH = 32
 """Codes are fitted anew when 1/32 of the keys came later; that reads 32 entries per token."""
@@ -93,9 +94,8 @@ def _fitted(task: Task, sample: torch.Tensor) -> Codebook:
 def _keys(
     task: Task, numbers: torch.Tensor, check: Check
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    with task.store.fetch(task.segments, NOTHING, numbers, task.entries, purpose="stream") as fetch:
-        if fetch.resident[0].numel():
-            yield fetch.resident[0], gather(task.store, task.shape, fetch.resident[1])[0]
-        for ids, slots in fetch.rounds():
+    wanted = Wanted(task.segments, NOTHING, numbers, task.entries)
+    with task.store.fetch([wanted], purpose="stream") as fetch:
+        for ((ids, slots),) in itertools.chain([fetch.resident], fetch.rounds()):
             check()
             yield ids, gather(task.store, task.shape, slots)[0]

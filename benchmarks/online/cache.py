@@ -21,7 +21,7 @@ from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, clusterers, selectors
 from swarm_kv.replay import PM9A3
 from swarm_kv.simulate import simulate_cache, simulate_reads
-from swarm_kv.store import NOTHING, Segment, Store
+from swarm_kv.store import NOTHING, Segment, Store, Wanted
 from swarm_kv.trace import LayerTrace
 from swarm_kv.tune import coded, signatures
 
@@ -216,7 +216,7 @@ def latency(
     seconds = []
     busy = [drive["busy_seconds"] for drive in store.counters()["drives"]]
     for wanted in steps.lists()[:count]:
-        with store.fetch((segment,), NOTHING, wanted, steps.entries) as fetch:
+        with store.fetch([Wanted((segment,), NOTHING, wanted, steps.entries)]) as fetch:
             for _ in fetch.rounds():
                 pass
         now = [drive["busy_seconds"] for drive in store.counters()["drives"]]

@@ -16,7 +16,7 @@ from swarm_kv import miss_ratio
 from swarm_kv.errors import ArgumentError
 from swarm_kv.miss_ratio import MissRatioCurve
 from swarm_kv.simulate import simulate_cache
-from swarm_kv.store import NOTHING, Segment, Store
+from swarm_kv.store import NOTHING, Segment, Store, Wanted
 
 from .helpers import Data, blocks, open_store, pack
 
@@ -156,8 +156,8 @@ def test_equals_real_fetches(policy: str) -> None:
     del kept
     served = []
     for step in steps:
-        with store.fetch((segment,), NOTHING, torch.tensor(step), ENTRIES) as fetch:
-            resident = set(fetch.resident[0].tolist())
+        with store.fetch([Wanted((segment,), NOTHING, torch.tensor(step), ENTRIES)]) as fetch:
+            resident = set(fetch.resident[0][0].tolist())
             served += [entry in resident for entry in step]
             for _ in fetch.rounds():
                 pass
@@ -200,7 +200,7 @@ def test_stats_tell_what_other_sizes_would_miss() -> None:
     assert store.stats().miss_ratio.worth_having() is None
     assert "no decoding step" in store.stats().miss_ratio.table()
     for step in steps:
-        with store.fetch((segment,), NOTHING, torch.tensor(step), ENTRIES) as fetch:
+        with store.fetch([Wanted((segment,), NOTHING, torch.tensor(step), ENTRIES)]) as fetch:
             for _ in fetch.rounds():
                 pass
     curve = store.stats().miss_ratio
