@@ -36,7 +36,7 @@ TEST(JoinClusters, NearestAndAllBelowTheRadius) {
   // Strictly below.
   EXPECT_EQ(join({0b1111}, medoids, {.tau = 0.5}), (Rows{{0}}));
   // The nearest however far, but none without a common step.
-  EXPECT_EQ(join({0b1000100}, medoids, {.tau = 0.1}), (Rows{{2}}));
+  EXPECT_EQ(join({0b1001000}, medoids, {.tau = 0.1}), (Rows{{2}}));
   EXPECT_EQ(join({0b1000000, 0}, medoids, {.tau = 1.0}), (Rows{{}, {}}));
 }
 
