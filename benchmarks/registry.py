@@ -29,5 +29,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "offline": Benchmark(
         "benchmarks.offline", "profiling, clustering, layouts, selection and codecs"
     ),
+    "online": Benchmark(
+        "benchmarks.online", "reads, scheduling, prefetch, maintenance, cluster cache and stress"
+    ),
     "rings": Benchmark("benchmarks.rings", "one io_uring for all drives against one per drive"),
 }
