@@ -1,9 +1,9 @@
 """The online stage: reads, scheduling, prefetch, maintenance, the cluster cache, and stress.
 
 Six parts. `reads`: retrieval against fio on stand-in drives. `scheduling`: Fig. 14 of the paper.
-`prefetch`: what predicted queries find, and how much I/O time they hide. `maintenance`: Table 5, and
-recall after thousands of tokens. `cache`: Fig. 15. `stress`: ten thousand steps over drives that
-fail. All ratios are made within this run.
+`prefetch`: what predicted queries find, and how much I/O time they hide. `maintenance`: Table 5,
+and recall after thousands of tokens. `cache`: Fig. 15. `stress`: ten thousand steps over drives
+that fail. All ratios are made within this run.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ PARTS = {
 def recorded(
     parameters: Parameters, names: tuple[str, ...], *, steps: int, stride: int
 ) -> Iterator[LayerTrace]:
-    """Recorded layers of both models: the last `steps` tokens are test queries, every `stride`-th."""
+    """Recorded layers of both models, every `stride`-th of the last `steps` tokens a test query."""
     contexts = {"smollm2": parameters.smollm2_context, "gemma3": parameters.gemma_context}
     for model, layers in MODELS.items():
         context = contexts[model]
