@@ -7,6 +7,8 @@ on purpose.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
 
 import torch
@@ -466,35 +468,40 @@ def simulate_reads(
     requests = torch.zeros(steps, drives, dtype=torch.int64)
     sizes_read = torch.zeros(steps, drives, dtype=torch.int64)
     for t in range(steps):
-        candidates: dict[int, list[int]] = {}
-        for c in sorted(set(clusters[int(cluster_rows[t]) : int(cluster_rows[t + 1])].tolist())):
+        named: dict[int, set[int]] = {}  # per entry: the copies that were selected, -1: any
+        for c in clusters[int(cluster_rows[t]) : int(cluster_rows[t + 1])].tolist():
             for position in range(bounds[c], bounds[c + 1]):
-                candidates.setdefault(held[position], []).append(position)
+                named.setdefault(held[position], set()).add(position)
         for entry in wanted[int(wanted_rows[t]) : int(wanted_rows[t + 1])].tolist():
-            candidates.setdefault(entry, copies_of[entry])
+            named.setdefault(entry, set()).add(-1)
+        candidates: list[list[int]] = []  # per entry to read, the selected copy first
+        for entry in sorted(named):
+            copies = sorted(named[entry] - {-1}) or copies_of[entry]
+            selected = sorted(named[entry])
+            for own in selected[:1] if router in ("swarm", "dedup_only") else selected:
+                candidates.append(sorted(copies, key=lambda p: (p != own, p)))
 
-        chosen = [positions[0] for positions in candidates.values()]
-        if router == "swarm":
+        chosen = [copies[0] for copies in candidates]
+        if router in ("swarm", "balance_only"):
             chosen = []
             busy, opened = [0.0] * drives, set()
-            by_replication = sorted(
-                candidates, key=lambda e: (len({drive_of[p] for p in candidates[e]}), e)
-            )
-            for entry in by_replication:
+            for copies in sorted(candidates, key=lambda copies: len({drive_of[p] for p in copies})):
                 finish = {}
-                for p in candidates[entry]:
+                for p in copies:
                     d = drive_of[p]
                     share_is_open = (group_of[p], d) in opened
                     added = entry_bytes * transfer[d] if share_is_open else cost[d]
                     finish[p] = (busy[d] + added, d)
-                best = min(candidates[entry], key=lambda p: finish[p])
+                best = min(copies, key=lambda p: finish[p])
                 busy[drive_of[best]] = finish[best][0]
                 opened.add((group_of[best], drive_of[best]))
                 chosen.append(best)
 
-        for d in range(drives):
+        reads = collections.Counter(chosen)
+        for d, again in itertools.product(range(drives), range(max(reads.values(), default=0))):
             begin = end = -1
-            for rank in sorted(rank_of[p] for p in chosen if drive_of[p] == d):
+            places = (rank_of[p] for p, n in reads.items() if drive_of[p] == d and n > again)
+            for rank in sorted(places):
                 first = rank * entry_bytes // block * block
                 last = -(-(rank + 1) * entry_bytes // block) * block
                 gap = max(0, first - end)

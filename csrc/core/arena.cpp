@@ -7,21 +7,14 @@ Arena::Arena(uint64_t bytes, uint64_t base) : size_(bytes / kGranule * kGranule)
 }
 
 std::optional<uint64_t> Arena::allocate(uint64_t bytes) {
-  const uint64_t length = rounded(bytes);
-  const auto offset = free_.take(length);
-  if (offset) {
-    held_[*offset] = length;
-    used_ += length;
-  }
+  const auto offset = free_.take(rounded(bytes));
+  if (offset) used_ += rounded(bytes);
   return offset;
 }
 
-void Arena::release(uint64_t offset) {
-  const auto held = held_.find(offset);
-  if (held == held_.end()) return;
-  used_ -= held->second;
-  free_.give(held->first, held->second);
-  held_.erase(held);
+void Arena::release(uint64_t offset, uint64_t bytes) {
+  used_ -= rounded(bytes);
+  free_.give(offset, rounded(bytes));
 }
 
 }  // namespace swarm_kv

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 
 #include "core/free_ranges.h"
@@ -13,7 +12,6 @@ namespace swarm_kv {
 class Arena {
  public:
   static constexpr uint64_t kGranule = 4096;
-
   static constexpr uint64_t rounded(uint64_t bytes) {
     return (bytes + kGranule - 1) / kGranule * kGranule;
   }
@@ -23,16 +21,17 @@ class Arena {
 
   // Offset of a free range of at least `bytes`, or nothing when no range is that long.
   std::optional<uint64_t> allocate(uint64_t bytes);
-  void release(uint64_t offset);
+  // Gives back what was allocated, or a part of it that begins on a granule.
+  void release(uint64_t offset, uint64_t bytes);
 
   uint64_t size() const { return size_; }
   uint64_t used() const { return used_; }
+  uint64_t longest_free() const { return free_.longest(); }
 
  private:
   uint64_t size_;
   uint64_t used_ = 0;
   FreeRanges free_;
-  std::map<uint64_t, uint64_t> held_;  // offset -> length
 };
 
 }  // namespace swarm_kv

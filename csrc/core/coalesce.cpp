@@ -1,6 +1,8 @@
 #include "core/coalesce.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 namespace swarm_kv {
 
@@ -12,21 +14,42 @@ std::vector<double> speeds(const std::vector<DriveShape>& drives, int64_t entry_
   return speeds;
 }
 
-std::vector<Read> coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives,
-                           uint64_t max_read) {
-  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-    return a.drive != b.drive ? a.drive < b.drive : a.offset < b.offset;
-  });
-  std::vector<std::vector<Read>> per_drive(drives.size());
+namespace {
+
+void sort_pieces(std::vector<Piece>& pieces) {
+  const auto by_place = [](const Piece& a, const Piece& b) {
+    return std::tie(a.drive, a.again, a.offset, a.wanted) <
+           std::tie(b.drive, b.again, b.offset, b.wanted);
+  };
+  std::sort(pieces.begin(), pieces.end(), by_place);
+  bool any_again = false;
+  for (size_t i = 1; i < pieces.size(); ++i) {
+    const Piece& before = pieces[i - 1];
+    if (pieces[i].drive != before.drive || pieces[i].offset != before.offset) continue;
+    pieces[i].again = before.again + 1;
+    any_again = true;
+  }
+  if (any_again) std::sort(pieces.begin(), pieces.end(), by_place);
+}
+
+}  // namespace
+
+void coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives, uint64_t max_read,
+              std::vector<Read>& reads) {
+  // Kept by each thread, so that a step as large as the last one allocates nothing.
+  static thread_local std::vector<Read> by_drive;
+  static thread_local std::vector<std::pair<size_t, size_t>> queues;  // per drive, of by_drive
+  sort_pieces(pieces);
+  by_drive.clear();
+  queues.assign(drives.size(), {0, 0});
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     const DriveShape& drive = drives[piece.drive];
     const uint64_t begin = piece.offset / drive.block * drive.block;
     const uint64_t end =
         (piece.offset + piece.length + drive.block - 1) / drive.block * drive.block;
-    auto& reads = per_drive[piece.drive];
-    if (!reads.empty()) {
-      Read& last = reads.back();
+    if (i > 0 && pieces[i - 1].drive == piece.drive && pieces[i - 1].again == piece.again) {
+      Read& last = by_drive.back();
       const uint64_t last_end = last.offset + last.length;
       const uint64_t gap = begin > last_end ? begin - last_end : 0;
       const bool gap_is_cheaper =
@@ -37,20 +60,17 @@ std::vector<Read> coalesce(std::vector<Piece>& pieces, const std::vector<DriveSh
         continue;
       }
     }
-    reads.push_back({piece.drive, begin, end - begin, static_cast<int32_t>(i), 1});
+    auto& [first, last] = queues[piece.drive];
+    if (first == last) first = by_drive.size();
+    by_drive.push_back({piece.drive, begin, end - begin, static_cast<int32_t>(i), 1});
+    last = by_drive.size();
   }
-  std::vector<Read> reads;
-  bool more = true;
-  for (size_t turn = 0; more; ++turn) {
-    more = false;
-    for (const auto& queue : per_drive) {
-      if (turn < queue.size()) {
-        reads.push_back(queue[turn]);
-        more = true;
-      }
+  reads.clear();
+  while (reads.size() < by_drive.size()) {
+    for (auto& [next, last] : queues) {
+      if (next < last) reads.push_back(by_drive[next++]);
     }
   }
-  return reads;
 }
 
 }  // namespace swarm_kv

@@ -12,7 +12,8 @@ struct Piece {
   int32_t drive;
   uint64_t offset;
   uint64_t length;
-  int32_t wanted;  // index into WantedList::entries
+  int32_t wanted;     // index into WantedList::entries
+  int32_t again = 0;  // set by coalesce(): how many pieces before this one are the same bytes
 };
 
 // One request: whole blocks that hold pieces [first, first + count) of the sorted piece list.
@@ -32,10 +33,11 @@ struct DriveShape {
 // Entries per second that each drive serves when they are read one by one.
 std::vector<double> speeds(const std::vector<DriveShape>& drives, int64_t entry_bytes);
 
-// Sorts `pieces` by drive and offset and joins neighbours into one request where reading the gap
-// between them costs no more seconds than a further request would, up to `max_read` bytes. Requests
-// of the drives alternate, so that all drives start at once.
-std::vector<Read> coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives,
-                           uint64_t max_read);
+// Sorts `pieces` by drive and offset, what is read again behind the rest, and fills `reads`:
+// neighbours are joined into one request where reading the gap between them costs no more seconds
+// than a further request would, up to `max_read` bytes. Requests of the drives alternate, so that
+// all drives start at once.
+void coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives, uint64_t max_read,
+              std::vector<Read>& reads);
 
 }  // namespace swarm_kv

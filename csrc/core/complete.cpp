@@ -1,179 +1,166 @@
-// The second half of a fetch: wait, check, repair from a replica, offer to the cluster cache,
-// release.
+// The second half of a fetch: wait, check, repair from a replica, decode, offer to the cluster
+// cache.
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
-#include <unordered_map>
 #include <utility>
 
 #include "core/store.h"
 #include "io/error.h"
 
 namespace swarm_kv {
+namespace {
 
-Store::Round Store::wait(int64_t id) {
-  std::unique_lock lock(mutex_);
+// Entries that one segment gets to cache.
+struct Offer {
+  int32_t segment;
+  int32_t entry;
+  int64_t slot;
+};
+
+// Kept by each thread, so that a part as large as the last one allocates nothing.
+thread_local std::vector<Offer> t_offers;
+thread_local std::vector<int32_t> t_entries;
+thread_local std::vector<int64_t> t_slots;
+
+Error released_meanwhile(int64_t ticket) {
+  return Error(ErrorKind::kState,
+               "ticket " + std::to_string(ticket) + " was released while it was waited for");
+}
+
+}  // namespace
+
+bool Store::wait(int64_t id, Delivery& arrived) {
+  Lock lock(mutex_);
   Fetch& fetch = ticket(id);
-  release_round(fetch, fetch.delivered);
-  if (fetch.ahead) release_round(*fetch.ahead, fetch.ahead->delivered);
-  Round result;
-  deliver({}, fetch.rows, result.arrived);
+  release_round(fetch, *fetch.delivered);
+  deliver({}, fetch.rows, arrived);
   // What was read ahead comes first: it was submitted first.
-  Fetch& due = fetch.ahead && fetch.ahead->in_flight ? *fetch.ahead : fetch;
-  if (!due.in_flight) {
-    try {
-      start_round(fetch);
-      await_arena(lock, fetch);
-    } catch (...) {
-      drop_ticket(id);
-      throw;
-    }
-    if (!fetch.in_flight) {
-      result.more = false;
-      if (fetch.next_read == fetch.plan.reads.size()) return result;
+  Fetch& due = fetch.ahead && fetch.ahead->arriving->awaited > 0 ? *fetch.ahead : fetch;
+  if (due.arriving->awaited == 0) {
+    if (fetch.all_started()) return false;
+    if (!prepare_round(fetch) && !await_arena(lock, fetch)) {
       throw Error(
           ErrorKind::kCapacity,
           "the staging arena (" + std::to_string(arena_.size()) + " bytes, " +
               std::to_string(arena_.used()) +
               " held by other fetches) has no room: release them, or raise `staging_bytes`");
     }
+    start_round(lock, fetch);
   }
-  std::vector<io::Failure> failures;
-  fetch.waiting = true;
-  lock.unlock();
   const auto begin = std::chrono::steady_clock::now();
+  fetch.busy = true;
+  lock.unlock();
+  std::span<const uint32_t> taken;
+  std::chrono::duration<double> waited;
   try {
-    due.in_flight->batch.wait(drives_.front()->timeout());
-  } catch (const Error&) {
-    failures = due.in_flight->batch.failures();
-  }
-  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-  lock.lock();
-  fetch.waiting = false;
-  traffic_.of(fetch.purpose).wait_seconds += waited.count();
-
-  try {
-    finish_round(due, failures);
-    std::vector<Arrival> arrivals;
-    size_t slot = 0;
-    for (size_t i = due.delivered->first; i < due.delivered->last; ++i) {
-      const Read& read = due.plan.reads[i];
-      for (int32_t p = read.first; p < read.first + read.count; ++p) {
-        arrive(fetch.wanted, due.wanted.entries[due.plan.pieces[p].wanted],
-               due.delivered->slots[slot++], arrivals);
-      }
-    }
-    deliver(arrivals, fetch.rows, result.arrived);
-    if (!fetch.in_flight) start_round(fetch);
+    taken = due.arriving->batch.take(drives_.front()->timeout());
+    waited = std::chrono::steady_clock::now() - begin;
+    receive(fetch, due, taken);
   } catch (...) {
-    drop_ticket(id);
+    lock.lock();
+    for (const uint32_t index : taken) load_.drop(due.step.reads[due.arriving->first + index]);
+    end(lock, fetch);
     throw;
   }
-  result.more = fetch.next_read < fetch.plan.reads.size() || fetch.in_flight != nullptr;
-  return result;
+  lock.lock();
+  fetch.busy = false;
+  traffic_.of(fetch.purpose).wait_seconds += waited.count();
+  account(fetch, due, taken);
+  deliver(fetch.arrivals, fetch.rows, arrived);
+  if (fetch.arriving->awaited == 0 && &due == &fetch) {
+    std::swap(fetch.arriving, fetch.delivered);
+    // The next reads run while the caller works on these.
+    if (!fetch.released && prepare_round(fetch)) start_round(lock, fetch);
+  }
+  if (fetch.released) {
+    end(lock, fetch);
+    throw released_meanwhile(id);
+  }
+  return !fetch.all_started() || fetch.arriving->awaited > 0 ||
+         (fetch.ahead && fetch.ahead->arriving->awaited > 0);
 }
 
-// Blocks while fetches of other threads hold the arena. One's own would never be released
-// meanwhile.
-void Store::await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch) {
+// Prepares a round when fetches of other threads have given the arena back; false at the time-out,
+// or when no others hold it: one's own would never be released meanwhile.
+bool Store::await_arena(Lock& lock, Fetch& fetch) {
   const auto deadline = std::chrono::steady_clock::now() + drives_.front()->timeout();
   // Threads that are blocked here themselves release nothing: the last one that comes must not join
   // them.
   const auto blocked = [&](std::thread::id owner) {
-    return std::any_of(tickets_.begin(), tickets_.end(), [&](const auto& ticket) {
-      return ticket.second->owner == owner && ticket.second->starving;
-    });
+    return std::ranges::any_of(
+        tickets_, [&](const auto& other) { return other->owner == owner && other->starving; });
   };
   const auto held_by_another_thread = [&] {
-    return std::any_of(tickets_.begin(), tickets_.end(), [&](const auto& ticket) {
-      const Fetch& other = *ticket.second;
-      return other.owner != fetch.owner && other.holds_memory() && !blocked(other.owner);
-    });
+    return ending_ > 0 || std::ranges::any_of(tickets_, [&](const auto& other) {
+             return other->owner != fetch.owner && other->holds_memory() && !blocked(other->owner);
+           });
   };
-  while (!fetch.in_flight && fetch.next_read < fetch.plan.reads.size() &&
-         held_by_another_thread()) {
-    fetch.waiting = fetch.starving = true;
+  while (held_by_another_thread()) {
+    fetch.busy = fetch.starving = true;
     const auto woken = arena_released_.wait_until(lock, deadline);
-    fetch.waiting = fetch.starving = false;
-    if (woken == std::cv_status::timeout) return;
-    start_round(fetch);
-  }
-}
-
-void Store::release_round(const Fetch& fetch, std::unique_ptr<ReadRound>& round) {
-  if (!round) return;
-  if (fetch.purpose == Purpose::kPrefetch) prefetch_bytes_ -= round->bytes;
-  round->batch = io::Batch();  // waits for what is in flight
-  for (const uint64_t offset : round->arena_offset) arena_.release(offset);
-  round.reset();
-  arena_released_.notify_all();
-}
-
-// Checks what arrived, repairs it from other copies, decodes it, and offers it to the cluster
-// cache.
-void Store::finish_round(Fetch& fetch, const std::vector<io::Failure>& failures) {
-  fetch.delivered = std::move(fetch.in_flight);
-  ReadRound& round = *fetch.delivered;
-  std::unordered_map<size_t, const io::Failure*> failed;
-  for (const io::Failure& failure : failures) {
-    failed[round.first + failure.index] = &failure;
-    // The kernel may still write where a read could not be cancelled: that memory is given up.
-    if (failure.error == ETIMEDOUT) {
-      round.arena_offset[failure.index] = static_cast<uint64_t>(-1);
+    fetch.busy = fetch.starving = false;
+    if (fetch.released) {
+      const int64_t id = fetch.ticket;
+      end(lock, fetch);
+      throw released_meanwhile(id);
     }
+    if (prepare_round(fetch)) return true;
+    if (woken == std::cv_status::timeout) return false;
   }
-  std::vector<std::vector<int32_t>> entries(fetch.segments.size());
-  std::vector<std::vector<int64_t>> slots(fetch.segments.size());
-  for (size_t i = round.first; i < round.last; ++i) {
-    const Read& read = fetch.plan.reads[i];
-    const auto failure = failed.find(i);
-    uint64_t& base = round.arena_offset[i - round.first];
-    if (base == static_cast<uint64_t>(-1)) {
-      const auto fresh = arena_.allocate(staged_bytes(fetch, read));
-      if (!fresh) {
-        throw Error(ErrorKind::kStorage, "drive " + drives_[read.drive]->name() +
-                                             " timed out and no staging memory is left to repair");
-      }
-      base = *fresh;
+  return prepare_round(fetch);
+}
+
+// Checks, repairs and decodes the reads that were taken.
+void Store::receive(Fetch& fetch, Fetch& due, std::span<const uint32_t> taken) {
+  fetch.arrivals.clear();
+  fetch.repaired = 0;
+  ReadRound& round = *due.arriving;
+  for (const uint32_t index : taken) {
+    const Read& read = due.step.reads[round.first + index];
+    const int error = round.batch.error(index);
+    uint64_t base = round.place[index];
+    const uint64_t bytes = round.place[index + 1] - base;
+    // The kernel may still write where a read could not be cancelled.
+    if (error == ETIMEDOUT && round.batch.gave_up()) {
+      round.lost.push_back({base, bytes});
+      base = refuge(round, bytes, read);
     }
     uint64_t decoded = base + read.length;
     for (int32_t p = read.first; p < read.first + read.count; ++p) {
-      const Piece& piece = fetch.plan.pieces[p];
-      const Wanted& wanted = fetch.wanted.entries[piece.wanted];
-      const Segment& segment = *fetch.segments[wanted.segment];
-      std::byte* data = pool_.at(base + piece.offset - read.offset);
-      const bool intact =
-          failure == failed.end() && (!options_.verify || checksum_of(data, segment.entry_bytes) ==
-                                                              segment.checksum[wanted.entry]);
-      if (!intact && !repair(fetch, wanted, fetch.plan.chosen[piece.wanted], data)) {
-        throw Error(ErrorKind::kStorage,
-                    "drive " + drives_[read.drive]->name() + ": entry " +
-                        std::to_string(wanted.entry) + " of " + segment.label +
-                        (failure != failed.end() ? std::string(" could not be read: ") +
-                                                       std::strerror(failure->second->error)
-                                                 : std::string(" does not match its checksum")) +
-                        ", and no other copy of it is intact. Replace the drive and build the "
-                        "cache again.");
-      }
+      const Piece& piece = due.step.pieces[p];
+      const Wanted& wanted = due.step.wanted.entries[piece.wanted];
+      if (wanted.repeat) continue;
       uint64_t slot = base + piece.offset - read.offset;
+      std::byte* data = pool_.at(static_cast<int64_t>(slot));
+      const Segment& segment = *due.step.segments[wanted.segment];
+      if (!intact(segment, wanted, error, data)) {
+        if (wanted.takers == 0) continue;  // it was only read ahead
+        if (!repair(segment, wanted, due.step.chosen[piece.wanted], data)) {
+          fail(segment, wanted, read, error);
+        }
+        ++fetch.repaired;
+      }
       if (segment.codec) {
         slot = std::exchange(decoded, decoded + pool_.entry_bytes());
-        segment.codec->decode(data, pool_.at(slot));
+        segment.codec->decode(data, pool_.at(static_cast<int64_t>(slot)));
       }
-      round.slots.push_back(static_cast<int64_t>(slot));
-      entries[wanted.segment].push_back(wanted.entry);
-      slots[wanted.segment].push_back(static_cast<int64_t>(slot));
+      due.slots[p] = static_cast<int64_t>(slot);
+      arrive(fetch.step.wanted, wanted, due.slots[p], fetch.arrivals);
     }
-  }
-  if (fetch.purpose == Purpose::kStream) return;
-  for (size_t s = 0; s < fetch.segments.size(); ++s) {
-    if (!entries[s].empty()) cache_.admit(*fetch.segments[s], entries[s], slots[s]);
   }
 }
 
-bool Store::repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_position,
-                   std::byte* out) {
-  const Segment& segment = *fetch.segments[wanted.segment];
+bool Store::intact(const Segment& segment, const Wanted& wanted, int error,
+                   const std::byte* data) const {
+  return error == 0 && (!options_.verify ||
+                        checksum_of(data, segment.entry_bytes) == segment.checksum[wanted.entry]);
+}
+
+// Reads another copy of an entry.
+bool Store::repair(const Segment& segment, const Wanted& wanted, int32_t failed_position,
+                   std::byte* out) const {
   const std::span<std::byte> target(out, segment.entry_bytes);
   for (const int32_t position : segment.routing.copies_of(wanted.entry)) {
     if (position == failed_position) continue;
@@ -182,40 +169,65 @@ bool Store::repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_posi
     } catch (const Error&) {
       continue;
     }
-    if (checksum_of(out, segment.entry_bytes) == segment.checksum[wanted.entry]) {
-      ++traffic_.of(fetch.purpose).repaired;
-      return true;
-    }
+    if (checksum_of(out, segment.entry_bytes) == segment.checksum[wanted.entry]) return true;
   }
   return false;
 }
 
-void Store::drop_ticket(int64_t id) {
-  const auto found = tickets_.find(id);
-  const std::unique_ptr<Fetch> fetch = std::move(found->second);
-  tickets_.erase(found);
-  if (fetch->purpose == Purpose::kPrefetch) traffic_.ahead.wasted += fetch->started;
-  if (fetch->ahead) drop(*fetch->ahead);
-  drop(*fetch);
+void Store::fail(const Segment& segment, const Wanted& wanted, const Read& read, int error) const {
+  throw Error(ErrorKind::kStorage,
+              "drive " + drives_[read.drive]->name() + ": entry " + std::to_string(wanted.entry) +
+                  " of " + segment.label +
+                  (error != 0 ? std::string(" could not be read: ") + std::strerror(error)
+                              : std::string(" does not match its checksum")) +
+                  ", and no other copy of it is intact. Replace the drive and build the cache "
+                  "again.");
 }
 
-void Store::drop(Fetch& fetch) {
-  for (auto* round : {&fetch.in_flight, &fetch.delivered, &fetch.lasting}) {
-    release_round(fetch, *round);
-  }
-  for (const auto& [segment, entry] : fetch.pinned) {
-    cache_.unpin(*fetch.segments[segment], entry);
-  }
-  for (const int64_t segment : fetch.segment_ids) {
-    Held& record = segments_.at(segment);
-    if (--record.fetches == 0 && record.doomed) destroy_segment(segment);
-  }
-}
-
-void Store::release_ticket(int64_t id) {
+// Memory for a read whose own was given up.
+uint64_t Store::refuge(ReadRound& round, uint64_t bytes, const Read& read) {
   const std::lock_guard lock(mutex_);
-  ticket(id);
-  drop_ticket(id);
+  const auto offset = arena_.allocate(bytes);
+  if (!offset) {
+    throw Error(ErrorKind::kStorage, "drive " + drives_[read.drive]->name() +
+                                         " timed out and no staging memory is left to repair");
+  }
+  round.refuge.push_back({*offset, bytes});
+  return *offset;
+}
+
+// What the reads that were taken tell of their drives, and what the cluster cache gets of them.
+void Store::account(Fetch& fetch, Fetch& due, std::span<const uint32_t> taken) {
+  ReadRound& round = *due.arriving;
+  for (const uint32_t index : taken) {
+    const Read& read = due.step.reads[round.first + index];
+    round.awaited -= &due == &fetch || due.step.has_takers(read);
+    load_.end(read, round.due[index], static_cast<double>(round.batch.latency_ns(index)) * 1e-9);
+  }
+  load_.learn();
+  traffic_.of(due.purpose).repaired += fetch.repaired;
+  if (due.purpose == Purpose::kStream) return;
+
+  t_offers.clear();
+  for (const uint32_t index : taken) {
+    const Read& read = due.step.reads[round.first + index];
+    for (int32_t p = read.first; p < read.first + read.count; ++p) {
+      const Wanted& wanted = due.step.wanted.entries[due.step.pieces[p].wanted];
+      if (due.slots[p] >= 0) t_offers.push_back({wanted.segment, wanted.entry, due.slots[p]});
+    }
+  }
+  std::ranges::sort(t_offers, {},
+                    [](const Offer& offer) { return std::pair(offer.segment, offer.entry); });
+  for (auto next = t_offers.begin(); next != t_offers.end();) {
+    const int32_t segment = next->segment;
+    t_entries.clear();
+    t_slots.clear();
+    for (; next != t_offers.end() && next->segment == segment; ++next) {
+      t_entries.push_back(next->entry);
+      t_slots.push_back(next->slot);
+    }
+    cache_.admit(*due.segments[segment], t_entries, t_slots);
+  }
 }
 
 }  // namespace swarm_kv

@@ -15,12 +15,26 @@ constexpr int32_t kAlone = -1;       // the position of an entry that was select
 struct Demand {
   uint64_t key;  // segment, entry, row: two, four and two bytes
   int32_t position;
+  int32_t cluster;  // within the segment
 
   int32_t segment() const { return static_cast<int32_t>(key >> 48); }
   int32_t entry() const { return static_cast<int32_t>(key >> 16); }
   int32_t row() const { return static_cast<int32_t>(key & 0xffff); }
   bool same_entry(const Demand& other) const { return key >> 16 == other.key >> 16; }
   auto operator<=>(const Demand&) const = default;
+};
+
+// How many entries, and how many clusters, come before each segment of a row.
+struct Base {
+  int64_t entries;
+  int64_t clusters;
+};
+
+// Kept by each thread, so that a step as large as the last one allocates nothing.
+struct Scratch {
+  std::vector<Demand> demands;
+  std::vector<Base> bases;         // rows one after another, each with its totals at the end
+  std::vector<size_t> first_base;  // per row
 };
 
 void check_count(size_t count, const char* what) {
@@ -30,114 +44,133 @@ void check_count(size_t count, const char* what) {
                                         ": divide the batch");
 }
 
-// How many entries, and how many clusters, come before each of a row's segments.
-struct Bases {
-  std::vector<int64_t> entries{0};
-  std::vector<int64_t> clusters{0};
-
-  Bases(std::span<Segment* const> segments, const Selection& row) {
-    for (size_t i = 0; i < row.segments.size(); ++i) {
-      if (std::find(row.segments.begin(), row.segments.begin() + i, row.segments[i]) !=
-          row.segments.begin() + i) {
-        throw Error(ErrorKind::kArgument, "a row of a fetch names segment " +
-                                              std::to_string(segments[row.segments[i]]->id) +
-                                              " twice");
-      }
-      const Segment& segment = *segments[row.segments[i]];
-      entries.push_back(entries.back() + segment.entries);
-      clusters.push_back(clusters.back() + segment.clusters.count());
+std::span<const Base> add_bases(std::span<Segment* const> segments, const Selection& row,
+                                Scratch& scratch) {
+  const size_t first = scratch.bases.size();
+  scratch.first_base.push_back(first);
+  Base base{0, 0};
+  for (size_t i = 0; i < row.segments.size(); ++i) {
+    const auto before = row.segments.first(i);
+    const Segment& segment = *segments[row.segments[i]];
+    if (std::find(before.begin(), before.end(), row.segments[i]) != before.end()) {
+      throw Error(ErrorKind::kArgument,
+                  "a row of a fetch names segment " + std::to_string(segment.id) + " twice");
     }
+    scratch.bases.push_back(base);
+    base.entries += segment.entries;
+    base.clusters += segment.clusters.count();
   }
-};
-
-// Index of the segment that holds `number`, which is in range.
-size_t holder(const std::vector<int64_t>& bases, int64_t number) {
-  return std::upper_bound(bases.begin(), bases.end(), number) - bases.begin() - 1;
+  scratch.bases.push_back(base);
+  return std::span(scratch.bases).subspan(first);
 }
 
-void collect(std::span<Segment* const> segments, const Selection& row, int32_t number,
-             const Bases& bases, std::vector<Demand>& demands) {
-  const auto demand = [&](int32_t segment, int64_t entry, int64_t position) {
-    demands.push_back({static_cast<uint64_t>(segment) << 48 | static_cast<uint64_t>(entry) << 16 |
-                           static_cast<uint64_t>(number),
-                       static_cast<int32_t>(position)});
+// Index of the row's segment that holds `number`, which is in range.
+size_t holder(std::span<const Base> bases, int64_t Base::* kind, int64_t number) {
+  size_t i = 0;
+  while (number >= bases[i + 1].*kind) ++i;
+  return i;
+}
+
+void collect(std::span<Segment* const> segments, const Selection& row, uint64_t number,
+             std::span<const Base> bases, std::vector<Demand>& demands) {
+  const auto key = [number](int32_t segment, int64_t entry) {
+    return static_cast<uint64_t>(segment) << 48 | static_cast<uint64_t>(entry) << 16 | number;
   };
   if (row.limit < 0) {
     throw Error(ErrorKind::kArgument, "the limit of row " + std::to_string(number) + ", " +
                                           std::to_string(row.limit) + ", is below 0");
   }
   for (const int64_t cluster : row.clusters) {
-    if (cluster < 0 || cluster >= bases.clusters.back()) {
+    if (cluster < 0 || cluster >= bases.back().clusters) {
       throw Error(ErrorKind::kArgument, "cluster " + std::to_string(cluster) +
                                             " does not exist in this layer's segments");
     }
-    const size_t i = holder(bases.clusters, cluster);
+    const size_t i = holder(bases, &Base::clusters, cluster);
     const Clusters& clusters = segments[row.segments[i]]->clusters;
-    const int64_t local = cluster - bases.clusters[i];
-    for (int64_t at = clusters.offsets[local]; at < clusters.offsets[local + 1]; ++at) {
-      if (bases.entries[i] + clusters.members[at] >= row.limit) continue;
-      demand(row.segments[i], clusters.members[at], at);
+    const auto local = static_cast<int32_t>(cluster - bases[i].clusters);
+    const int64_t limit = row.limit - bases[i].entries;
+    for (int32_t at = clusters.offsets[local]; at < clusters.offsets[local + 1]; ++at) {
+      if (clusters.members[at] >= limit) continue;
+      demands.push_back({key(row.segments[i], clusters.members[at]), at, local});
     }
   }
   for (const int64_t id : row.entries) {
-    if (id < 0 || id >= bases.entries.back()) {
+    if (id < 0 || id >= bases.back().entries) {
       throw Error(ErrorKind::kArgument, "entry " + std::to_string(id) + " is outside [0, " +
-                                            std::to_string(bases.entries.back()) + ")");
+                                            std::to_string(bases.back().entries) + ")");
     }
     if (id >= row.limit) continue;
-    const size_t i = holder(bases.entries, id);
-    demand(row.segments[i], id - bases.entries[i], kAlone);
+    const size_t i = holder(bases, &Base::entries, id);
+    demands.push_back({key(row.segments[i], id - bases[i].entries), kAlone, 0});
+  }
+}
+
+// Appends the distinct copies that the demands of one entry named, `first` in front; where they
+// named none, all that exist.
+void add_candidates(const Segment& segment, std::span<const Demand> demands, const Demand& first,
+                    std::vector<Candidate>& candidates) {
+  const size_t begin = candidates.size();
+  const auto add = [&](const Demand& demand) {
+    if (demand.position == kAlone) return;
+    // Clusters that several rows name bring the same copy again.
+    for (size_t i = begin; i < candidates.size(); ++i) {
+      if (candidates[i].position == demand.position) return;
+    }
+    candidates.push_back({demand.position, demand.cluster});
+  };
+  add(first);
+  for (const Demand& demand : demands) add(demand);
+  if (candidates.size() > begin) return;
+  for (const int32_t position : segment.routing.copies_of(demands.front().entry())) {
+    candidates.push_back({position, group_of(segment.clusters, position)});
   }
 }
 
 }  // namespace
 
-WantedList dedupe(std::span<Segment* const> segments, std::span<const Selection> rows) {
+void dedupe(std::span<Segment* const> segments, std::span<const Selection> rows, bool unite,
+            WantedList& wanted) {
+  static thread_local Scratch scratch;
+  auto& [demands, bases, first_base] = scratch;
+  demands.clear();
+  bases.clear();
+  first_base.clear();
   check_count(rows.size(), "rows");
   check_count(segments.size(), "segments");
-  std::vector<Demand> demands;
-  std::vector<Bases> bases;
   for (size_t row = 0; row < rows.size(); ++row) {
-    bases.emplace_back(segments, rows[row]);
-    collect(segments, rows[row], static_cast<int32_t>(row), bases.back(), demands);
+    collect(segments, rows[row], row, add_bases(segments, rows[row], scratch), demands);
   }
   std::sort(demands.begin(), demands.end());
+  demands.erase(std::unique(demands.begin(), demands.end()), demands.end());
 
-  WantedList wanted;
-  wanted.entries.reserve(demands.size());
-  wanted.candidates.reserve(demands.size());
-  wanted.takers.reserve(demands.size());
+  auto& [entries, candidates, takers] = wanted;
+  entries.clear();
+  candidates.clear();
+  takers.clear();
   for (size_t begin = 0, end = 0; begin < demands.size(); begin = end) {
     const Demand& first = demands[begin];
-    const Segment& segment = *segments[first.segment()];
-    const auto first_candidate = static_cast<int32_t>(wanted.candidates.size());
-    const auto first_taker = static_cast<int32_t>(wanted.takers.size());
+    const auto first_taker = static_cast<int32_t>(takers.size());
     for (; end < demands.size() && demands[end].same_entry(first); ++end) {
-      const Demand& demand = demands[end];
-      if (end == begin || demand.row() != demands[end - 1].row()) {
-        const Selection& row = rows[demand.row()];
-        const size_t i = std::find(row.segments.begin(), row.segments.end(), demand.segment()) -
-                         row.segments.begin();
-        wanted.takers.push_back({demand.row(), bases[demand.row()].entries[i] + demand.entry()});
-      }
-      // Clusters that were named twice, or by several rows, bring the same copy again.
-      const auto known = std::find_if(
-          wanted.candidates.begin() + first_candidate, wanted.candidates.end(),
-          [&](const Candidate& candidate) { return candidate.position == demand.position; });
-      if (demand.position == kAlone || known != wanted.candidates.end()) continue;
-      wanted.candidates.push_back({demand.position, group_of(segment.clusters, demand.position)});
+      const int32_t row = demands[end].row();
+      if (end > begin && row == demands[end - 1].row()) continue;
+      const auto& own = rows[row].segments;
+      const auto i = std::find(own.begin(), own.end(), first.segment()) - own.begin();
+      takers.push_back({row, bases[first_base[row] + i].entries + first.entry()});
     }
-    if (static_cast<int32_t>(wanted.candidates.size()) == first_candidate) {
-      for (const int32_t position : segment.routing.copies_of(first.entry())) {
-        wanted.candidates.push_back({position, group_of(segment.clusters, position)});
-      }
+    const std::span<const Demand> same(&first, end - begin);
+    for (const Demand& demand : unite ? same.first(1) : same) {
+      const bool repeat = &demand != &first;
+      const auto first_candidate = static_cast<int32_t>(candidates.size());
+      add_candidates(*segments[first.segment()], same, demand, candidates);
+      entries.push_back({.segment = first.segment(),
+                         .entry = first.entry(),
+                         .first_candidate = first_candidate,
+                         .candidates = static_cast<int32_t>(candidates.size()) - first_candidate,
+                         .first_taker = first_taker,
+                         .takers = repeat ? 0 : static_cast<int32_t>(takers.size()) - first_taker,
+                         .repeat = repeat});
     }
-    wanted.entries.push_back({first.segment(), first.entry(), first_candidate,
-                              static_cast<int32_t>(wanted.candidates.size()) - first_candidate,
-                              first_taker,
-                              static_cast<int32_t>(wanted.takers.size()) - first_taker});
   }
-  return wanted;
 }
 
 }  // namespace swarm_kv

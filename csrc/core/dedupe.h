@@ -23,7 +23,7 @@ struct Taker {
   int64_t id;
 };
 
-// One entry that the step needs, once, however many clusters and rows it was selected with.
+// One entry that the step needs.
 struct Wanted {
   int32_t segment;  // index into the step's segments
   int32_t entry;    // within the segment
@@ -33,6 +33,7 @@ struct Wanted {
   int32_t candidates;
   int32_t first_taker;  // rows that it is delivered to: [first, first + count) of takers
   int32_t takers;
+  bool repeat = false;  // another element brings this entry already: read again, delivered to none
 };
 
 struct Candidate {
@@ -46,9 +47,12 @@ struct WantedList {
   std::vector<Taker> takers;
 };
 
-// The union of what the rows selected, ascending by segment and entry (Eq. 8 before the DRAM tier
-// is subtracted); sequences that share a segment share its reads. Throws Error(kArgument) for a
-// number out of range, a segment that a row names twice, and more than 65,535 rows or segments.
-WantedList dedupe(std::span<Segment* const> segments, std::span<const Selection> rows);
+// Fills `wanted` with what the rows selected, ascending by segment and entry (Eq. 8 before the DRAM
+// tier is subtracted). With `unite` each entry comes once, however many clusters and rows it was
+// selected with; otherwise every further selection repeats it, the copy that was selected being the
+// first of its candidates. Throws Error(kArgument) for a number out of range, a segment that a row
+// names twice, and more than 65,535 rows or segments.
+void dedupe(std::span<Segment* const> segments, std::span<const Selection> rows, bool unite,
+            WantedList& wanted);
 
 }  // namespace swarm_kv

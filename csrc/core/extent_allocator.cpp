@@ -19,31 +19,42 @@ uint64_t ExtentAllocator::round_up(uint64_t bytes) const {
   return (bytes + block - 1) / block * block;
 }
 
+void ExtentAllocator::check_limit(uint64_t length) const {
+  if (limit_ == 0 || used_ + length <= limit_) return;
+  throw Error(ErrorKind::kCapacity,
+              "drive " + device_->name() + ": " + std::to_string(length) +
+                  " bytes would exceed `disk_bytes` (" + std::to_string(limit_) + " per drive, " +
+                  std::to_string(used_) + " in use). Raise `disk_bytes` or add a drive.");
+}
+
 uint64_t ExtentAllocator::allocate(uint64_t bytes) {
   const uint64_t length = round_up(bytes);
   if (length == 0) return 0;
-  if (limit_ != 0 && used_ + length > limit_) {
-    throw Error(ErrorKind::kCapacity,
-                "drive " + device_->name() + ": " + std::to_string(length) +
-                    " bytes would exceed `disk_bytes` (" + std::to_string(limit_) + " per drive, " +
-                    std::to_string(used_) + " in use). Raise `disk_bytes` or add a drive.");
-  }
+  check_limit(length);
   if (const auto reused = free_.take(length)) {
     used_ += length;
     return *reused;
   }
-  if (end_ + length > device_->capacity()) {
-    const uint64_t comfortable = std::max(end_ + length, device_->capacity() + kGrowth);
-    try {
-      device_->reserve(comfortable);
-    } catch (const Error&) {
-      device_->reserve(end_ + length);  // a nearly full drive may still hold exactly what is asked
-    }
-  }
+  if (end_ + length > device_->capacity()) grow(end_ + length);
   const uint64_t offset = end_;
   end_ += length;
   used_ += length;
   return offset;
+}
+
+std::optional<uint64_t> ExtentAllocator::shortage(uint64_t bytes) const {
+  const uint64_t length = round_up(bytes);
+  check_limit(length);
+  if (free_.longest() >= length || end_ + length <= device_->capacity()) return std::nullopt;
+  return end_ + length;
+}
+
+void ExtentAllocator::grow(uint64_t capacity) {
+  try {
+    device_->reserve(std::max(capacity, device_->capacity() + kGrowth));
+  } catch (const Error&) {
+    device_->reserve(capacity);  // a nearly full drive may still hold exactly what is asked
+  }
 }
 
 void ExtentAllocator::release(uint64_t offset, uint64_t bytes) {

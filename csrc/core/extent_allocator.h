@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "core/free_ranges.h"
 #include "io/block_device.h"
@@ -19,12 +20,17 @@ class ExtentAllocator {
   // Offset of `bytes`, rounded up to blocks; nothing is taken for 0. Throws Error(kCapacity) above
   // the cap and Error(kStorage) when the drive is full; nothing is allocated then.
   uint64_t allocate(uint64_t bytes);
+  // The capacity that the drive needs for allocate(), or nothing where it has it. grow()
+  // beforehand, without the lock that protects the rest, leaves allocate() without I/O.
+  std::optional<uint64_t> shortage(uint64_t bytes) const;
+  void grow(uint64_t capacity);
   void release(uint64_t offset, uint64_t bytes);
 
   uint64_t used() const { return used_; }
 
  private:
   uint64_t round_up(uint64_t bytes) const;
+  void check_limit(uint64_t length) const;
 
   std::shared_ptr<io::BlockDevice> device_;
   uint64_t limit_;

@@ -46,4 +46,19 @@ void deliver(std::span<const Arrival> arrivals, size_t rows, Delivery& delivery)
   delivery.rows[0] = 0;
 }
 
+bool Fetch::holds_memory() const {
+  return rounds[0].holds_memory() || rounds[1].holds_memory() ||
+         (ahead != nullptr && ahead->holds_memory());
+}
+
+void Fetch::clear() {
+  segment_ids.clear();
+  segments.clear();
+  pinned.clear();
+  step.segments.clear();
+  next_read = 0;
+  started = 0;
+  busy = released = false;
+}
+
 }  // namespace swarm_kv

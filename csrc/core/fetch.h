@@ -1,18 +1,18 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/dedupe.h"
-#include "core/read_plan.h"
+#include "core/read_round.h"
 #include "core/segment.h"
-#include "io/batch.h"
+#include "core/step.h"
 
 namespace swarm_kv {
 
@@ -52,45 +52,41 @@ void arrive(const WantedList& list, const Wanted& wanted, int64_t slot,
 // Sorts arrivals by row.
 void deliver(std::span<const Arrival> arrivals, size_t rows, Delivery& delivery);
 
-// Reads that fit the arena together. A read's memory holds what it reads and, behind that, the
-// decoded entries where they are stored in code.
-struct ReadRound {
-  size_t first = 0;  // [first, last) of ReadPlan::reads
-  size_t last = 0;
-  uint64_t bytes = 0;                  // of the arena
-  std::vector<uint64_t> arena_offset;  // one per read
-  std::vector<int64_t> slots;          // one per piece of the reads, once they have arrived
-  io::Batch batch;
-};
-
-// One outstanding fetch, from submit to release.
+// One outstanding fetch, from submit to release. Objects are used again and keep their memory.
 struct Fetch {
+  // Where the entry of a piece lies: its slot, or one of these.
+  enum : int64_t { kNotStarted = -2, kInFlight = -1 };
+
+  int64_t ticket = 0;
   Purpose purpose = Purpose::kDecode;
+  std::thread::id owner;  // the thread that submitted it
   size_t rows = 0;
   std::vector<int64_t> segment_ids;
   std::vector<std::shared_ptr<Segment>> segments;
-  WantedList wanted;  // only what is not in the cache nor read ahead
-  ReadPlan plan;
-  size_t next_read = 0;
-  std::unique_ptr<ReadRound> in_flight;
-  std::unique_ptr<ReadRound> delivered;  // its slots are in the caller's hands, until the next
-  std::unique_ptr<ReadRound> lasting;    // the same, until the end
-  int64_t started = 0;                   // entries whose reads were started
-  // The prefetch that this fetch rides on; its entries name takers in this fetch's list.
+  std::vector<std::pair<int32_t, int32_t>> pinned;  // (segment index, entry)
+  Step step;                   // its entries are what is neither in the cache nor read ahead
+  std::vector<int64_t> slots;  // per piece
+  size_t next_read = 0;        // what was not started begins here
+  int64_t started = 0;         // entries whose reads were started
+  std::array<ReadRound, 2> rounds;
+  ReadRound* arriving = &rounds[0];
+  ReadRound* delivered = &rounds[1];  // its slots are in the caller's hands, until the next
+  // The prefetch that this fetch rides on; its entries name takers in this fetch's list, and its
+  // slots last until the end.
   std::unique_ptr<Fetch> ahead;
-  std::vector<std::pair<int32_t, int32_t>> pinned;     // (segment index, entry)
-  std::thread::id owner = std::this_thread::get_id();  // the thread that submitted it
-  bool waiting = false;                                // a thread is inside wait()
-  bool starving = false;                               // and blocked, because the arena is held
+  bool busy = false;              // a thread works on it without the store's lock
+  bool starving = false;          // a thread is blocked because the arena is held by others
+  bool released = false;          // while busy: that thread ends it
+  std::vector<Arrival> arrivals;  // of the part that is taken
+  uint64_t repaired = 0;          // entries of it
 
-  bool holds_memory() const {
-    return in_flight || delivered || lasting || (ahead && ahead->holds_memory());
-  }
-  std::vector<Segment*> segment_pointers() const {
-    std::vector<Segment*> pointers;
-    for (const auto& segment : segments) pointers.push_back(segment.get());
-    return pointers;
-  }
+  Fetch() = default;
+  Fetch(const Fetch&) = delete;
+  Fetch& operator=(const Fetch&) = delete;
+
+  bool all_started() const { return next_read == step.reads.size(); }
+  bool holds_memory() const;
+  void clear();
 };
 
 }  // namespace swarm_kv

@@ -1,44 +1,57 @@
 #include "core/free_ranges.h"
 
-#include <iterator>
+#include <algorithm>
 
 namespace swarm_kv {
 
 std::optional<uint64_t> FreeRanges::take(uint64_t length) {
-  for (auto range = ranges_.begin(); range != ranges_.end(); ++range) {
-    if (range->second < length) continue;
-    const uint64_t offset = range->first;
-    const uint64_t rest = range->second - length;
+  const auto range = std::find_if(ranges_.begin(), ranges_.end(),
+                                  [&](const Range& range) { return range.length >= length; });
+  if (range == ranges_.end()) return std::nullopt;
+  const uint64_t offset = range->offset;
+  if (range->length == length) {
     ranges_.erase(range);
-    if (rest > 0) ranges_[offset + length] = rest;
-    return offset;
+  } else {
+    range->offset += length;
+    range->length -= length;
   }
-  return std::nullopt;
+  return offset;
 }
 
 void FreeRanges::give(uint64_t offset, uint64_t length) {
-  auto next = ranges_.lower_bound(offset);
-  if (next != ranges_.end() && next->first == offset + length) {
-    length += next->second;
-    next = ranges_.erase(next);
-  }
+  auto next = std::lower_bound(ranges_.begin(), ranges_.end(), offset,
+                               [](const Range& range, uint64_t at) { return range.offset < at; });
+  const bool joins_next = next != ranges_.end() && next->offset == offset + length;
   if (next != ranges_.begin()) {
-    const auto before = std::prev(next);
-    if (before->first + before->second == offset) {
-      before->second += length;
+    Range& before = *std::prev(next);
+    if (before.offset + before.length == offset) {
+      before.length += length;
+      if (joins_next) {
+        before.length += next->length;
+        ranges_.erase(next);
+      }
       return;
     }
   }
-  ranges_[offset] = length;
+  if (joins_next) {
+    next->offset = offset;
+    next->length += length;
+  } else {
+    ranges_.insert(next, {offset, length});
+  }
 }
 
 uint64_t FreeRanges::trim(uint64_t end) {
-  if (ranges_.empty()) return end;
-  const auto last = std::prev(ranges_.end());
-  if (last->first + last->second != end) return end;
-  const uint64_t offset = last->first;
-  ranges_.erase(last);
+  if (ranges_.empty() || ranges_.back().offset + ranges_.back().length != end) return end;
+  const uint64_t offset = ranges_.back().offset;
+  ranges_.pop_back();
   return offset;
+}
+
+uint64_t FreeRanges::longest() const {
+  uint64_t longest = 0;
+  for (const Range& range : ranges_) longest = std::max(longest, range.length);
+  return longest;
 }
 
 }  // namespace swarm_kv

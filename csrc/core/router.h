@@ -2,11 +2,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/dedupe.h"
-#include "io/device_model.h"
+#include "core/drive_load.h"
 
 namespace swarm_kv {
 
@@ -15,15 +16,21 @@ class Router {
  public:
   virtual ~Router() = default;
 
-  // Returns one member position per entry of `wanted`, in order. `drives` holds each drive's model.
-  virtual std::vector<int32_t> route(const std::vector<Segment*>& segments,
-                                     const WantedList& wanted,
-                                     const std::vector<io::DeviceModel>& drives) const = 0;
+  // Whether an entry that several clusters or rows selected is read once.
+  virtual bool unites() const = 0;
+
+  // Sets `chosen` to one member position per entry of `wanted`, in order.
+  virtual void route(std::span<Segment* const> segments, const WantedList& wanted,
+                     const DriveLoad& drives, std::vector<int32_t>& chosen) const = 0;
 };
 
-// "swarm": entries that only one drive holds first (ascending replication factor), the others to
-// the candidate drive that finishes first by its device model, in seconds, so that unequal drives
-// balance; ties go to the lower drive. "static": always the first copy.
+// By name, with the ablations of Fig. 14 of arXiv 2603.17803:
+//   swarm         the union, balanced: entries that only one drive holds first (ascending
+//                 replication factor), the others to the candidate drive that finishes first, in
+//                 seconds and with what its queue holds; ties go to the lower drive
+//   dedup_only    the union, each entry's first copy
+//   balance_only  what was selected repeatedly is read repeatedly, balanced
+//   static        the same, each copy where it was selected
 // Throws Error(kArgument) listing the names.
 std::unique_ptr<Router> make_router(const std::string& name);
 

@@ -94,7 +94,7 @@ class DriveWriter {
   void release() {
     for (Half& half : halves_) {
       half.batch = io::Batch();  // waits for what another drive's failure left in flight
-      if (half.held) arena_.release(half.arena_offset);
+      if (half.held) arena_.release(half.arena_offset, half.capacity);
     }
   }
 

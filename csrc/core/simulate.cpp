@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "core/parallel.h"
-#include "core/read_plan.h"
+#include "core/step.h"
 #include "io/error.h"
 
 namespace swarm_kv {
@@ -39,18 +39,20 @@ SimulatedReads simulate_reads(SimulatedLayout layout, std::span<const SimulatedS
   }
   const auto router = make_router(layout.router);
   Segment segment = segment_without_data(layout);
-  const std::vector<Segment*> segments{&segment};
+  const DriveLoad idle(layout.drives);
   const size_t drives = layout.drives.size();
   SimulatedReads result;
   result.requests.assign(steps.size() * drives, 0);
   result.bytes.assign(steps.size() * drives, 0);
   result.seconds.assign(steps.size(), 0);
   parallel_for(0, static_cast<int64_t>(steps.size()), 1, [&](int64_t first, int64_t last) {
+    Step plan;
+    plan.segments = {&segment};
     for (int64_t step = first; step < last; ++step) {
       const Selection row{kOnly, steps[step].clusters, steps[step].entries, segment.entries};
-      const WantedList wanted = dedupe(segments, std::span(&row, 1));
-      const ReadPlan plan = plan_reads(segments, wanted, *router, layout.drives,
-                                       std::max<uint64_t>(kMaxRead, segment.entry_bytes));
+      plan.plan(
+          std::span(&row, 1), *router, idle, layout.drives, [](WantedList&) {},
+          std::max<uint64_t>(kMaxRead, segment.entry_bytes));
       int64_t* requests = &result.requests[step * drives];
       int64_t* bytes = &result.bytes[step * drives];
       for (const Read& read : plan.reads) {

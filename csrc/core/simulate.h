@@ -32,7 +32,7 @@ struct SimulatedReads {
   std::vector<double> seconds;    // per step: the slowest drive's, by its device model
 };
 
-// Runs each step through the code of a real fetch (dedupe, route, coalesce) on a first segment
+// Runs each step through the code of a real fetch (Step::plan) on a first segment
 // whose clusters are placed but hold no data. Nothing is cached, and requests grow up to kMaxRead,
 // as they do with at least 8 * kMaxRead of staging memory for reads. Steps run in parallel. Throws
 // Error(kArgument) as place(), RoutingTable and dedupe() do, and for entry_bytes outside [1, 2^31).

@@ -57,17 +57,18 @@ class Object {
   std::ostringstream out_;
 };
 
-std::string dram_json(const Budget& budget, const EntryPool& pool, int64_t cached_entries) {
+std::string dram_json(const Budget& budget, const EntryPool& pool, const Holdings& holdings) {
   return Object()
       .number("limit", budget.limit())
       .number("used", budget.used())
       .number("peak", budget.peak())
       .number("staging", budget.used(Use::kStaging))
+      .number("staged_bytes", holdings.staged_bytes)
       .number("window", budget.used(Use::kWindow))
       .number("index", budget.used(Use::kIndex))
       .number("cache", budget.used(Use::kCache))
       .number("window_entries", pool.window_slots())
-      .number("cached_entries", cached_entries)
+      .number("cached_entries", holdings.cached_entries)
       .done();
 }
 
@@ -101,7 +102,7 @@ std::string traffic_json(const Traffic& traffic, Purpose purpose) {
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
                        const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
-                       const std::vector<DriveShape>& shapes) {
+                       const std::vector<DriveShape>& shapes, const DriveLoad& load) {
   std::string per_drive(1, '[');
   for (size_t i = 0; i < drives.size(); ++i) {
     const io::Counters counters = drives[i]->counters();
@@ -115,6 +116,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
                      .number("block", drives[i]->geometry().block)
                      .seconds("t_base", shapes[i].model.t_base)
                      .seconds("t_transfer", shapes[i].model.t_transfer)
+                     .seconds("slowness", load.slowness(i))
                      .number("decode_requests", decode.drive_requests[i] + early.drive_requests[i])
                      .number("decode_bytes", decode.drive_bytes[i] + early.drive_bytes[i])
                      .number("reads", counters.reads)
@@ -138,8 +140,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("stored_copies", traffic.stored_copies)
       .number("padding_bytes", holdings.allocated_bytes - traffic.stored_bytes)
       .number("tickets", holdings.tickets)
-      .number("staged_bytes", holdings.staged_bytes)
-      .raw("dram", dram_json(budget, pool, holdings.cached_entries))
+      .raw("dram", dram_json(budget, pool, holdings))
       .raw("decode", traffic_json(traffic, Purpose::kDecode))
       .raw("stream", traffic_json(traffic, Purpose::kStream))
       .raw("prefetch", traffic_json(traffic, Purpose::kPrefetch))

@@ -53,6 +53,15 @@ io::DeviceModel model_of(io::BlockDevice& drive, const io::DeviceModel& given) {
   return io::measure_device(drive);
 }
 
+std::vector<DriveShape> shapes_of(const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
+                                  const io::DeviceModel& given) {
+  std::vector<DriveShape> shapes;
+  for (const auto& drive : drives) {
+    shapes.push_back({model_of(*drive, given), drive->geometry().block});
+  }
+  return shapes;
+}
+
 }  // namespace
 
 Store::Store(const StoreOptions& options)
@@ -67,12 +76,11 @@ Store::Store(const StoreOptions& options, std::vector<std::shared_ptr<io::BlockD
       write_arena_(write_share(options_.staging_bytes, drives_.size())),
       arena_(options_.staging_bytes - write_arena_.size(), write_arena_.size()),
       cache_(pool_, budget_, make_cache_policy(options_.cache_policy)),
-      router_(make_router(options_.router)) {
+      router_(make_router(options_.router)),
+      shapes_(shapes_of(drives_, options_.model)),
+      load_(shapes_) {
   const uint64_t per_drive = (options_.disk_bytes + drives_.size() - 1) / drives_.size();
-  for (const auto& drive : drives_) {
-    extents_.emplace_back(drive, per_drive);
-    shapes_.push_back({model_of(*drive, options_.model), drive->geometry().block});
-  }
+  for (const auto& drive : drives_) extents_.emplace_back(drive, per_drive);
   for (auto& count : traffic_.by_purpose) {
     count.drive_requests.resize(drives_.size());
     count.drive_bytes.resize(drives_.size());
@@ -82,10 +90,9 @@ Store::Store(const StoreOptions& options, std::vector<std::shared_ptr<io::BlockD
 }
 
 Store::~Store() {
-  // Batches in flight are waited for before the memory that they fill goes away.
-  for (auto& [id, fetch] : tickets_) {
-    fetch->in_flight.reset();
-    if (fetch->ahead) fetch->ahead->in_flight.reset();
+  // What is in flight ends before the memory that it fills goes away, or keeps that memory.
+  for (const auto& fetch : tickets_) {
+    for (Fetch* each = fetch.get(); each != nullptr; each = each->ahead.get()) cancel(*each);
   }
   const std::span<std::byte> staging(pool_.region()->data(), write_arena_.size() + arena_.size());
   for (const auto& drive : drives_) drive->unregister_buffer(staging);
@@ -98,6 +105,8 @@ void Store::close() {
     throw Error(ErrorKind::kState, "the store cannot close: " + std::to_string(tickets_.size()) +
                                        " fetches are outstanding; wait for and release them first");
   }
+  if (writing_)
+    throw Error(ErrorKind::kState, "the store cannot close: a segment is being written");
   open_ = false;
 }
 
@@ -112,19 +121,6 @@ Store::Held& Store::held(int64_t segment) {
                 "segment " + std::to_string(segment) + " does not exist or was freed");
   }
   return found->second;
-}
-
-Fetch& Store::ticket(int64_t ticket) {
-  const auto found = tickets_.find(ticket);
-  if (found == tickets_.end()) {
-    throw Error(ErrorKind::kState, "ticket " + std::to_string(ticket) +
-                                       " does not exist: it was released, or its fetch failed");
-  }
-  if (found->second->waiting) {
-    throw Error(ErrorKind::kState,
-                "ticket " + std::to_string(ticket) + " is being waited for by another thread");
-  }
-  return *found->second;
 }
 
 void Store::set_entry_bytes(int64_t entry_bytes) {
@@ -178,8 +174,21 @@ void Store::release(std::span<const int64_t> slots) {
   pool_.release(slots);
 }
 
-void Store::free_extents(const Segment& segment, size_t drives) {
-  for (size_t drive = 0; drive < drives; ++drive) {
+void Store::allocate_extent(Segment& segment, size_t drive) {
+  ExtentAllocator& extents = extents_[drive];
+  const uint64_t bytes = segment.drive_bytes(drive);
+  Lock lock(mutex_);
+  if (const auto capacity = extents.shortage(bytes)) {
+    lock.unlock();
+    extents.grow(*capacity);
+    lock.lock();
+  }
+  segment.drive_offset.push_back(extents.allocate(bytes));
+}
+
+// Those that were allocated.
+void Store::free_extents(const Segment& segment) {
+  for (size_t drive = 0; drive < segment.drive_offset.size(); ++drive) {
     extents_[drive].release(segment.drive_offset[drive], segment.drive_bytes(drive));
   }
 }
@@ -187,17 +196,29 @@ void Store::free_extents(const Segment& segment, size_t drives) {
 int64_t Store::write(const EntrySource& source, int64_t entries, Clusters clusters,
                      const std::string& label, const InitialFill& fill,
                      const std::string& codec_name) {
-  const std::lock_guard lock(mutex_);
-  check_open();
   const auto score = make_tier_score(fill.score);
   if (score) fill.check(entries);
-  fix_entry_bytes(source.entry_bytes());
+  {
+    Lock lock(mutex_);
+    check_open();
+    fix_entry_bytes(source.entry_bytes());
+    written_.wait(lock, [&] { return !writing_; });
+    check_open();
+    writing_ = true;
+  }
+  const auto end_turn = [](Store* store) {
+    const std::lock_guard lock(store->mutex_);
+    store->writing_ = false;
+    store->written_.notify_one();
+  };
+  const std::unique_ptr<Store, decltype(end_turn)> my_turn(this, end_turn);
+
   std::unique_ptr<Codec> codec = make_codec(codec_name, source, entries);
   const int64_t stored_bytes = codec ? codec->stored_bytes() : source.entry_bytes();
   Turn turn = turn_;
   Placement placement = place(clusters, speeds(shapes_, stored_bytes), options_.placement, turn);
   RoutingTable routing(clusters, entries);
-  auto segment = std::make_shared<Segment>(Segment{.id = next_handle_,
+  auto segment = std::make_shared<Segment>(Segment{.id = 0,
                                                    .label = label,
                                                    .entries = entries,
                                                    .entry_bytes = stored_bytes,
@@ -211,22 +232,11 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
   segment->checksum.resize(entries);
   segment->residency.slot.assign(entries, -1);
   segment->residency.heat.assign(entries, 0.0f);
+  write_out(*segment, source);
 
-  budget_.reserve(Use::kIndex, segment->index_bytes());
-  size_t allocated = 0;
-  try {
-    for (size_t drive = 0; drive < drives_.size(); ++drive) {
-      segment->drive_offset.push_back(extents_[drive].allocate(segment->drive_bytes(drive)));
-      ++allocated;
-    }
-    write_segment(*segment, source, drives_, write_arena_, pool_.region());
-  } catch (...) {
-    free_extents(*segment, allocated);
-    budget_.release(Use::kIndex, segment->index_bytes());
-    throw;
-  }
+  const std::lock_guard lock(mutex_);
   turn_ = std::move(turn);
-  ++next_handle_;
+  segment->id = next_handle_++;
   ++traffic_.segments_written;
   traffic_.written_bytes += segment->stored_bytes();
   traffic_.stored_bytes += segment->stored_bytes();
@@ -250,11 +260,28 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
   return id;
 }
 
+// Reserves memory and space for a segment and writes it; on an error nothing stays allocated.
+void Store::write_out(Segment& segment, const EntrySource& source) {
+  {
+    const std::lock_guard lock(mutex_);
+    budget_.reserve(Use::kIndex, segment.index_bytes());
+  }
+  try {
+    for (size_t drive = 0; drive < drives_.size(); ++drive) allocate_extent(segment, drive);
+    write_segment(segment, source, drives_, write_arena_, pool_.region());
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    free_extents(segment);
+    budget_.release(Use::kIndex, segment.index_bytes());
+    throw;
+  }
+}
+
 void Store::destroy_segment(int64_t id) {
   const auto found = segments_.find(id);
   Segment& segment = *found->second.segment;
   cache_.remove(segment);
-  free_extents(segment, drives_.size());
+  free_extents(segment);
   budget_.release(Use::kIndex, segment.index_bytes());
   traffic_.stored_bytes -= segment.stored_bytes();
   traffic_.stored_entries -= segment.entries;
@@ -281,7 +308,7 @@ std::string Store::stats() {
   const std::lock_guard lock(mutex_);
   Holdings holdings{0, cache_.size(), tickets_.size(), arena_.used()};
   for (const ExtentAllocator& extents : extents_) holdings.allocated_bytes += extents.used();
-  return stats_json(traffic_, budget_, pool_, holdings, drives_, shapes_);
+  return stats_json(traffic_, budget_, pool_, holdings, drives_, shapes_, load_);
 }
 
 std::vector<std::string> Store::notes() {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -14,10 +13,10 @@
 #include "core/budget.h"
 #include "core/cluster_cache.h"
 #include "core/coalesce.h"
+#include "core/drive_load.h"
 #include "core/entry_pool.h"
 #include "core/extent_allocator.h"
 #include "core/fetch.h"
-#include "core/read_plan.h"
 #include "core/segment.h"
 #include "core/segment_writer.h"
 #include "core/tier.h"
@@ -41,8 +40,8 @@ struct StoreOptions {
 };
 
 // Entries on several drives and the fast memory before them: segments are written once, fetched
-// many times. All functions may be called by several threads; the lock is never held while waiting
-// for a read. Handles (segments, tickets) are positive numbers that are not used again.
+// many times. All functions may be called by several threads; no lock is held across I/O. Handles
+// (segments, tickets) are positive numbers that are not used again.
 class Store {
  public:
   // Opens and measures the drives. Throws Error(kStorage) for a path that cannot be used and
@@ -70,9 +69,9 @@ class Store {
   void release(std::span<const int64_t> slots);
 
   // Writes `entries` entries in `clusters` to the drives, coded by the codec named; returns the
-  // segment's handle. With a profile, the cluster cache begins with the entries that are worth most
-  // by it; they come from `source` through the codec, not from the drives. On an error nothing
-  // stays allocated.
+  // segment's handle. Writers take turns, everything else goes on meanwhile. With a profile, the
+  // cluster cache begins with the entries that are worth most by it; they come from `source`
+  // through the codec, not from the drives. On an error nothing stays allocated.
   int64_t write(const EntrySource& source, int64_t entries, Clusters clusters,
                 const std::string& label, const InitialFill& fill = {},
                 const std::string& codec = "none");
@@ -81,27 +80,25 @@ class Store {
   // What lies on the drives; not to be read from while fetches change its residency.
   std::shared_ptr<const Segment> segment(int64_t segment);
 
-  struct Submitted {
-    int64_t ticket;
-    Delivery resident;  // in fast memory already, and there until the ticket is released
-  };
-  // Starts reading what a step of a batch needs and returns at once: dedupe, balance, coalesce,
-  // submit. What several rows want, because they share segments, is read once.
+  // Starts reading what a step of a batch needs and returns its ticket at once; `resident` is set
+  // to what is in fast memory already, and there until the ticket is released. What several rows
+  // want, because they share segments, is read once.
   //
   // `ahead` is 0 or the ticket of a prefetch: what that has delivered or in flight is not read
   // again, and it becomes a part of the new ticket. Reads that it had no memory to start are as if
   // it had never wanted them. On an error it is left as it was.
-  Submitted submit(std::span<const Row> rows, Purpose purpose, int64_t ahead = 0);
-  struct Round {
-    Delivery arrived;
-    bool more;  // another wait() brings further entries; this round's slots are gone then
-  };
-  // Waits for the next round of a ticket. Entries whose read failed or whose checksum differs are
-  // read from another copy; without one the ticket is released and Error(kStorage) names the drive,
-  // the segment and the entry. Staging memory that fetches of other threads hold is waited
-  // for; Error(kCapacity) when this thread's own hold it, or at the time-out: the ticket stays, and
-  // another wait() may succeed once they are released.
-  Round wait(int64_t ticket);
+  int64_t submit(std::span<const Row> rows, Purpose purpose, int64_t ahead, Delivery& resident);
+  // Waits until a worthwhile part of a ticket's reads has arrived, in any order, and sets `arrived`
+  // to its entries. True: another wait() brings further ones; the slots of this part are gone then.
+  //
+  // Entries whose read failed or whose checksum differs are read from another copy; without one the
+  // ticket is released and Error(kStorage) names the drive, the segment and the entry. Staging
+  // memory that fetches of other threads hold is waited for; Error(kCapacity) when this thread's
+  // own hold it, or at the time-out: the ticket stays, and another wait() may succeed once they are
+  // released. Error(kState) while another thread waits for the ticket.
+  bool wait(int64_t ticket, Delivery& arrived);
+  // Gives a ticket back at any time. Reads in flight are cancelled; while another thread waits for
+  // the ticket, that thread ends it and gets Error(kState).
   void release_ticket(int64_t ticket);
 
   // Everything countable, as one JSON object; byte and entry counts are totals since opening.
@@ -115,41 +112,72 @@ class Store {
     bool doomed = false;
   };
 
+  using Lock = std::unique_lock<std::mutex>;
+
   void check_open() const;
   void fix_entry_bytes(int64_t entry_bytes);
   Held& held(int64_t segment);
-  Fetch& ticket(int64_t ticket);
+  void write_out(Segment& segment, const EntrySource& source);
+  void allocate_extent(Segment& segment, size_t drive);
+  void free_extents(const Segment& segment);
   void destroy_segment(int64_t id);
-  void free_extents(const Segment& segment, size_t drives);
-  uint64_t staged_bytes(const Fetch& fetch, const Read& read) const;
+
+  // submit.cpp
+  void name_segments(Fetch& fetch, std::span<const Row> rows);
   void touch(const Fetch& fetch);
-  void take_cached(Fetch& fetch, std::vector<Arrival>& resident);
-  void start_round(Fetch& fetch);
-  void await_arena(std::unique_lock<std::mutex>& lock, Fetch& fetch);
-  void release_round(const Fetch& fetch, std::unique_ptr<ReadRound>& round);
-  void finish_round(Fetch& fetch, const std::vector<io::Failure>& failures);
-  bool repair(const Fetch& fetch, const Wanted& wanted, int32_t failed_position, std::byte* out);
-  void drop_ticket(int64_t ticket);
-  void drop(Fetch& fetch);
+  void take_cached(Fetch& fetch, WantedList& wanted);
+  void ride(Fetch& fetch, std::unique_ptr<Fetch> ahead);
+  uint64_t largest_read(const Fetch& fetch) const;
+  uint64_t staged_bytes(const Fetch& fetch, const Read& read) const;
+  bool prepare_round(Fetch& fetch);
+  void start_round(Lock& lock, Fetch& fetch);
+
+  // complete.cpp
+  bool await_arena(Lock& lock, Fetch& fetch);
+  void receive(Fetch& fetch, Fetch& due, std::span<const uint32_t> taken);
+  bool intact(const Segment& segment, const Wanted& wanted, int error, const std::byte* data) const;
+  bool repair(const Segment& segment, const Wanted& wanted, int32_t failed_position,
+              std::byte* out) const;
+  [[noreturn]] void fail(const Segment& segment, const Wanted& wanted, const Read& read,
+                         int error) const;
+  uint64_t refuge(ReadRound& round, uint64_t bytes, const Read& read);
+  void account(Fetch& fetch, Fetch& due, std::span<const uint32_t> taken);
+
+  // tickets.cpp
+  std::vector<std::unique_ptr<Fetch>>::iterator find_ticket(int64_t id);
+  Fetch& ticket(int64_t id);  // that no thread works on
+  std::unique_ptr<Fetch> take_ticket(const Fetch& fetch);
+  std::unique_ptr<Fetch> idle_fetch();
+  void end(Lock& lock, Fetch& fetch);
+  void cancel(Fetch& fetch);
+  void give_back(std::unique_ptr<Fetch> fetch);
+  void release_round(const Fetch& fetch, ReadRound& round);
 
   std::mutex mutex_;
   bool open_ = true;
   const StoreOptions options_;
   std::vector<std::shared_ptr<io::BlockDevice>> drives_;
-  std::vector<DriveShape> shapes_;
   Budget budget_;
   EntryPool pool_;
-  Arena write_arena_;  // only write() uses it, under the lock: reads can never starve a write
-  Arena arena_;        // reads
-  uint64_t prefetch_bytes_ = 0;  // of arena_, held by what was read ahead
+  Arena write_arena_;     // reads can never starve a write
+  bool writing_ = false;  // a thread uses it, and turn_; others wait
+  std::condition_variable written_;
+  Arena arena_;                  // reads
+  uint64_t prefetch_bytes_ = 0;  // of it, held by what was read ahead
+  std::shared_ptr<LateRanges> late_ranges_ = std::make_shared<LateRanges>();
+  std::vector<ArenaRange> came_back_;
   std::condition_variable arena_released_;
   ClusterCache cache_;
   std::unique_ptr<Router> router_;
+  std::vector<DriveShape> shapes_;
+  DriveLoad load_;
   std::vector<ExtentAllocator> extents_;
   Turn turn_;
   int64_t next_handle_ = 1;
   std::map<int64_t, Held> segments_;
-  std::map<int64_t, std::unique_ptr<Fetch>> tickets_;
+  std::vector<std::unique_ptr<Fetch>> tickets_;  // ascending
+  std::vector<std::unique_ptr<Fetch>> idle_;     // fetches to use again
+  int64_t ending_ = 0;                           // fetches that give their memory back
   uint64_t charged_index_ = 0;
   Traffic traffic_;
 };

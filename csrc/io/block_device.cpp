@@ -61,10 +61,16 @@ void BlockDevice::check_range(OpKind kind, uint64_t offset, uint64_t length) con
 BlockDevice::Next BlockDevice::completed(Transfer& transfer, int64_t result, int64_t now_ns) {
   BatchState& batch = *transfer.share->batch;
   const bool cancelled = batch.cancelled.load(std::memory_order_acquire);
+  const auto end = [&] {
+    if (transfer.latency_ns < 0)
+      transfer.latency_ns = std::max<int64_t>(0, now_ns - transfer.start_ns);
+    std::atomic_ref(transfer.ended).store(1, std::memory_order_release);
+    return Next::kDone;
+  };
   const auto fail = [&](int error) {
     errors_.fetch_add(1, std::memory_order_relaxed);
     batch.fail(transfer, error);
-    return Next::kDone;
+    return end();
   };
   if (result < 0) {
     const int error = static_cast<int>(-result);
@@ -88,11 +94,9 @@ BlockDevice::Next BlockDevice::completed(Transfer& transfer, int64_t result, int
   const std::size_t kind = slot(transfer.kind);
   requests_[kind].fetch_add(1, std::memory_order_relaxed);
   bytes_[kind].fetch_add(transfer.length, std::memory_order_relaxed);
-  const int64_t latency =
-      transfer.latency_ns >= 0 ? transfer.latency_ns : now_ns - transfer.start_ns;
-  latency_[kind].record(static_cast<uint64_t>(std::max<int64_t>(latency, 0)));
-  std::atomic_ref(transfer.succeeded).store(1, std::memory_order_release);
-  return Next::kDone;
+  const Next next = end();
+  latency_[kind].record(static_cast<uint64_t>(transfer.latency_ns));
+  return next;
 }
 
 void BlockDevice::read(uint64_t offset, std::span<std::byte> out) {

@@ -48,8 +48,8 @@ class FaultyDevice::Line : public TransferQueue {
 
   void progress(QueueShare&) override {}
 
-  void wait(QueueShare& share, Clock::time_point deadline) override {
-    wait_on_state(share, deadline);
+  void wait(QueueShare& share, uint32_t open, Clock::time_point deadline) override {
+    share.batch->wait(open, deadline);
   }
 
   void cancel(QueueShare& share) override {
@@ -64,7 +64,7 @@ class FaultyDevice::Line : public TransferQueue {
     }
     for (Transfer* transfer : dropped) {
       transfer->device->completed(*transfer, -ECANCELED, now_ns());
-      const auto last = share.batch->finish(*transfer);
+      const auto last = share.batch->finish(share);
     }
   }
 
@@ -142,13 +142,14 @@ class FaultyDevice::Line : public TransferQueue {
         }
       }
       Transfer& transfer = *entry.transfer;
+      QueueShare& share = *transfer.share;
       const int64_t result = move(*shared.inner, entry);
       if (transfer.device->completed(transfer, result, now_ns()) == Next::kAgain) {
         std::lock_guard lock(shared.mutex);
         enqueue(shared, transfer);
         continue;
       }
-      const auto last = transfer.share->batch->finish(transfer);
+      const auto last = share.batch->finish(share);
     }
   }
 

@@ -66,8 +66,8 @@ void MemoryDevice::Queue::submit(QueueShare& share) {
   for (Transfer* transfer : share.transfers) {
     auto& device = static_cast<MemoryDevice&>(*transfer->device);
     device.completed(*transfer, device.copy(*transfer), now_ns());
-    const auto last = share.batch->finish(*transfer);
   }
+  const auto last = share.batch->finish(share, static_cast<uint32_t>(share.transfers.size()));
 }
 
 EngineResult open_memory(const DeviceOptions& options, EngineContext&) {

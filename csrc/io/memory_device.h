@@ -29,8 +29,8 @@ class MemoryDevice : public BlockDevice {
    public:
     void submit(QueueShare& share) override;
     void progress(QueueShare&) override {}
-    void wait(QueueShare& share, Clock::time_point deadline) override {
-      wait_on_state(share, deadline);
+    void wait(QueueShare& share, uint32_t open, Clock::time_point deadline) override {
+      share.batch->wait(open, deadline);
     }
     void cancel(QueueShare&) override {}
   };

@@ -60,13 +60,15 @@ void SimulatedDevice::Queue::submit(QueueShare& share) {
 }
 
 void SimulatedDevice::Queue::progress(QueueShare& share) {
+  uint32_t ended = 0;
   for (Transfer* transfer : share.transfers) {
     if (transfer->phase == Transfer::Phase::kOver) continue;
     transfer->phase = Transfer::Phase::kOver;
     device_.clock_->advance_to(to_seconds(transfer->start_ns + transfer->latency_ns));
     device_.completed(*transfer, transfer->length, 0);
-    const auto last = share.batch->finish(*transfer);
+    ++ended;
   }
+  if (ended > 0) const auto last = share.batch->finish(share, ended);
 }
 
 EngineResult open_simulated(const DeviceOptions& options, EngineContext& context) {

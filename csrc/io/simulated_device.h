@@ -38,7 +38,7 @@ class SimulatedDevice : public MemoryDevice {
     explicit Queue(SimulatedDevice& device) : device_(device) {}
     void submit(QueueShare& share) override;
     void progress(QueueShare& share) override;
-    void wait(QueueShare& share, Clock::time_point) override { progress(share); }
+    void wait(QueueShare& share, uint32_t, Clock::time_point) override { progress(share); }
     void cancel(QueueShare& share) override { progress(share); }
 
    private:

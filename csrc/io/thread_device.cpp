@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -47,8 +46,7 @@ class ThreadDevice::Pool : public TransferQueue {
   void submit(QueueShare& share) override {
     {
       std::lock_guard lock(shared_->mutex);
-      shared_->waiting.insert(shared_->waiting.end(), share.transfers.begin(),
-                              share.transfers.end());
+      for (Transfer* transfer : share.transfers) shared_->waiting.push_back(*transfer);
     }
     if (share.transfers.size() == 1) {
       shared_->work.notify_one();
@@ -59,23 +57,20 @@ class ThreadDevice::Pool : public TransferQueue {
 
   void progress(QueueShare&) override {}
 
-  void wait(QueueShare& share, Clock::time_point deadline) override {
-    wait_on_state(share, deadline);
+  void wait(QueueShare& share, uint32_t open, Clock::time_point deadline) override {
+    share.batch->wait(open, deadline);
   }
 
   void cancel(QueueShare& share) override {
-    std::vector<Transfer*> dropped;
+    TransferList dropped;
     {
       std::lock_guard lock(shared_->mutex);
-      std::erase_if(shared_->waiting, [&](Transfer* transfer) {
-        if (transfer->share != &share) return false;
-        dropped.push_back(transfer);
-        return true;
-      });
+      dropped = shared_->waiting.remove(share);
     }
-    for (Transfer* transfer : dropped) {
-      transfer->device->completed(*transfer, -ECANCELED, now_ns());
-      const auto last = share.batch->finish(*transfer);
+    while (!dropped.empty()) {
+      Transfer& transfer = dropped.pop_front();
+      transfer.device->completed(transfer, -ECANCELED, now_ns());
+      const auto last = share.batch->finish(share);
     }
   }
 
@@ -84,7 +79,7 @@ class ThreadDevice::Pool : public TransferQueue {
     int fd = -1;
     std::mutex mutex;
     std::condition_variable work;
-    std::deque<Transfer*> waiting;
+    TransferList waiting;
     bool stop = false;
   };
 
@@ -95,13 +90,13 @@ class ThreadDevice::Pool : public TransferQueue {
         std::unique_lock lock(shared.mutex);
         shared.work.wait(lock, [&] { return shared.stop || !shared.waiting.empty(); });
         if (shared.waiting.empty()) return;
-        transfer = shared.waiting.front();
-        shared.waiting.pop_front();
+        transfer = &shared.waiting.pop_front();
       }
+      QueueShare& share = *transfer->share;
       while (transfer->device->completed(*transfer, move(shared.fd, *transfer), now_ns()) ==
              Next::kAgain) {
       }
-      const auto last = transfer->share->batch->finish(*transfer);
+      const auto last = share.batch->finish(share);
     }
   }
 

@@ -169,14 +169,28 @@ void UringQueue::drop_chunks(std::byte* begin, std::size_t bytes) {
   });
 }
 
+void UringQueue::Ended::add(QueueShare& of) {
+  if (&of != share) tell();
+  share = &of;
+  ++count;
+}
+
+void UringQueue::Ended::tell() {
+  if (count == 0) return;
+  auto last = share->batch->finish(*share, count);
+  if (last != nullptr) owners.push_back(std::move(last));
+  count = 0;
+}
+
 void UringQueue::submit(QueueShare& share) {
   Ended ended;
   std::lock_guard lock(mutex_);
   for (Transfer* transfer : share.transfers) {
-    static_cast<UringDevice*>(transfer->device)->lane().waiting.push_back(transfer);
+    static_cast<UringDevice*>(transfer->device)->lane().waiting.push_back(*transfer);
   }
   backlog_.fetch_add(static_cast<uint32_t>(share.transfers.size()), std::memory_order_relaxed);
   refill(ended);
+  ended.tell();
 }
 
 void UringQueue::progress(QueueShare&) {
@@ -185,7 +199,7 @@ void UringQueue::progress(QueueShare&) {
   service(ended);
 }
 
-void UringQueue::wait(QueueShare& share, Clock::time_point deadline) {
+void UringQueue::wait(QueueShare& share, uint32_t open, Clock::time_point deadline) {
   for (;;) {
     Ended ended;
     unsigned wanted = 1;
@@ -194,8 +208,9 @@ void UringQueue::wait(QueueShare& share, Clock::time_point deadline) {
       std::lock_guard lock(mutex_);
       service(ended);
       const uint32_t pending = share.pending.load(std::memory_order_acquire);
-      if (pending == 0) return;
-      wanted = std::max(1U, std::min(pending, in_flight_));
+      const uint32_t left = share.batch->left();
+      if (pending == 0 || left <= open) return;
+      wanted = std::max(1U, std::min({pending, left - open, in_flight_}));
       // Leave the drive enough to do while this thread wakes up.
       if (has_backlog()) wanted = std::max(1U, wanted / 4);
       stuck = io_uring_sq_ready(&ring_) != 0;
@@ -224,10 +239,8 @@ void UringQueue::cancel(QueueShare& share) {
   service(ended);
   const int64_t now = now_ns();
   for (const auto& lane : lanes_) {
-    backlog_.fetch_sub(
-        static_cast<uint32_t>(std::erase_if(
-            lane->waiting, [&](const Transfer* transfer) { return transfer->share == &share; })),
-        std::memory_order_relaxed);
+    TransferList dropped = lane->waiting.remove(share);
+    for (; !dropped.empty(); dropped.pop_front()) backlog_.fetch_sub(1, std::memory_order_relaxed);
   }
   for (Transfer* transfer : share.transfers) {
     if (transfer->phase == Transfer::Phase::kQueued) {
@@ -251,6 +264,7 @@ void UringQueue::cancel(QueueShare& share) {
 void UringQueue::service(Ended& ended) {
   reap(ended);
   refill(ended);
+  ended.tell();
 }
 
 void UringQueue::reap(Ended& ended) {
@@ -273,13 +287,12 @@ void UringQueue::reap(Ended& ended) {
 void UringQueue::settle(Transfer& transfer, int64_t result, int64_t now, Ended& ended) {
   if (transfer.device->completed(transfer, result, now) == BlockDevice::Next::kAgain) {
     transfer.phase = Transfer::Phase::kQueued;
-    static_cast<UringDevice*>(transfer.device)->lane().waiting.push_front(&transfer);
+    static_cast<UringDevice*>(transfer.device)->lane().waiting.push_front(transfer);
     backlog_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   transfer.phase = Transfer::Phase::kOver;
-  auto last = transfer.share->batch->finish(transfer);
-  if (last != nullptr) ended.push_back(std::move(last));
+  ended.add(*transfer.share);
 }
 
 void UringQueue::refill(Ended& ended) {
@@ -288,8 +301,7 @@ void UringQueue::refill(Ended& ended) {
     while (!lane->waiting.empty() && lane->in_flight < lane->limit && in_flight_ < entries_) {
       io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
       if (sqe == nullptr) break;
-      Transfer& transfer = *lane->waiting.front();
-      lane->waiting.pop_front();
+      Transfer& transfer = lane->waiting.pop_front();
       backlog_.fetch_sub(1, std::memory_order_relaxed);
       prepare(transfer, *lane, sqe);
       ++lane->in_flight;
@@ -351,8 +363,7 @@ void UringQueue::give_up(int error, Ended& ended) {
   }
   for (const auto& lane : lanes_) {
     while (!lane->waiting.empty()) {
-      Transfer& transfer = *lane->waiting.front();
-      lane->waiting.pop_front();
+      Transfer& transfer = lane->waiting.pop_front();
       backlog_.fetch_sub(1, std::memory_order_relaxed);
       settle(transfer, -error, now, ended);
     }

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -29,7 +28,7 @@ class UringQueue : public TransferQueue {
     int file_index = -1;  // in the table of registered files; -1: not registered
     uint32_t limit = 0;   // requests in flight
     uint32_t in_flight = 0;
-    std::deque<Transfer*> waiting;
+    TransferList waiting;
   };
 
   // 0 if a ring with what is needed here can be set up, else the errno.
@@ -50,7 +49,7 @@ class UringQueue : public TransferQueue {
 
   void submit(QueueShare& share) override;
   void progress(QueueShare& share) override;
-  void wait(QueueShare& share, Clock::time_point deadline) override;
+  void wait(QueueShare& share, uint32_t open, Clock::time_point deadline) override;
   void cancel(QueueShare& share) override;
   bool has_backlog() const override { return backlog_.load(std::memory_order_relaxed) != 0; }
 
@@ -65,8 +64,16 @@ class UringQueue : public TransferQueue {
     std::size_t bytes;
     uint32_t users;
   };
-  // Owners to destroy after the lock is released: the last one may own this queue.
-  using Ended = std::vector<std::shared_ptr<BatchState>>;
+  // Transfers that ended one after another, told to their batch together, and what that sets free:
+  // owners to destroy after the lock is released, because the last one may own this queue.
+  struct Ended {
+    QueueShare* share = nullptr;
+    uint32_t count = 0;
+    std::vector<std::shared_ptr<BatchState>> owners;
+
+    void add(QueueShare& of);
+    void tell();
+  };
 
   void service(Ended& ended);
   void reap(Ended& ended);

@@ -249,16 +249,16 @@ std::tuple<int64_t, Tensor, Tensor, Tensor> fetch_submit(
     rows.push_back(
         {Ragged::slice(segments, segment_rows, r), whole.row(r), single.row(r), limits[r]});
   }
-  const Store::Submitted submitted = store_of(handle)->submit(rows, purpose_of(purpose), ahead);
-  const Delivery& resident = submitted.resident;
-  return {submitted.ticket, int64_tensor(resident.ids), int64_tensor(resident.slots),
+  Delivery resident;
+  const int64_t ticket = store_of(handle)->submit(rows, purpose_of(purpose), ahead, resident);
+  return {ticket, int64_tensor(resident.ids), int64_tensor(resident.slots),
           int64_tensor(resident.rows)};
 }
 
 std::tuple<Tensor, Tensor, Tensor, bool> fetch_wait(int64_t handle, int64_t ticket) {
-  const Store::Round round = store_of(handle)->wait(ticket);
-  return {int64_tensor(round.arrived.ids), int64_tensor(round.arrived.slots),
-          int64_tensor(round.arrived.rows), round.more};
+  Delivery arrived;
+  const bool more = store_of(handle)->wait(ticket, arrived);
+  return {int64_tensor(arrived.ids), int64_tensor(arrived.slots), int64_tensor(arrived.rows), more};
 }
 
 void fetch_release(int64_t handle, int64_t ticket) { store_of(handle)->release_ticket(ticket); }

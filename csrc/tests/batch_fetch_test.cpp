@@ -88,7 +88,7 @@ TEST(BatchFetch, RowsHaveTheirOwnNumbersLimitsAndLists) {
                                  {{}, {}, {}, 0},
                                  {{forks.shared}, {0}, {119}, 1000}};
   const auto submitted = submit(*forks.store, asks, Purpose::kDecode);
-  const Store::Round round = forks.store->wait(submitted.ticket);
+  const Part round = wait(*forks.store, submitted.ticket);
   EXPECT_FALSE(round.more);
   const std::vector<std::vector<int64_t>> expected = {
       {0, 59, 60},
@@ -143,7 +143,7 @@ TEST(Prefetch, WhatItReadsIsNotReadAgain) {
   EXPECT_EQ(forks.count("late_requests", "prefetch"), forks.count("requests", "decode"));
   EXPECT_EQ(forks.count("late_bytes", "prefetch"), forks.count("bytes", "decode"));
   EXPECT_EQ(forks.count("read", "decode"), 40u);
-  EXPECT_EQ(kind_of([&] { forks.store->wait(early.ticket); }), ErrorKind::kState);
+  EXPECT_EQ(kind_of([&] { wait(*forks.store, early.ticket); }), ErrorKind::kState);
   // Also what was read in vain is in the cluster cache.
   const auto again = submit(*forks.store, forks.asks(range(0, 130)), Purpose::kDecode);
   EXPECT_EQ(again.resident.ids.size(), 2 * 130u);
@@ -165,7 +165,7 @@ TEST(Prefetch, WithoutRidingEverythingIsReadAgain) {
 TEST(Prefetch, WhatHasArrivedIsThereAtOnce) {
   const Forks forks;
   const auto early = submit(*forks.store, forks.asks(range(0, 60)), Purpose::kPrefetch);
-  EXPECT_FALSE(forks.store->wait(early.ticket).more);
+  EXPECT_FALSE(wait(*forks.store, early.ticket).more);
   const std::vector<Ask> one{{{forks.right}, {}, range(0, 10), 60},
                              {{forks.shared}, {}, range(30, 90), 120}};
   const auto late = submit(*forks.store, one, Purpose::kStream, early.ticket);
@@ -183,7 +183,7 @@ TEST(Prefetch, NeverFillsTheArena) {
   StoreOptions options;
   options.staging_bytes = 64 << 10;  // 48 KiB of it for reads: less than the wanted entries
   const Forks forks(options);
-  std::vector<Store::Submitted> early;
+  std::vector<Submitted> early;
   for (int i = 0; i < 3; ++i) {
     early.push_back(submit(*forks.store, forks.asks(range(0, 180)), Purpose::kPrefetch));
   }
@@ -223,7 +223,7 @@ TEST(Prefetch, AFailedReadIsRepairedByTheFetchThatRidesOnIt) {
       EXPECT_EQ(forks.count("repaired", "prefetch") + forks.count("repaired", "decode"), 1u);
     } else {
       std::string message;
-      EXPECT_EQ(kind_of([&] { forks.store->wait(late.ticket); }, &message), ErrorKind::kStorage);
+      EXPECT_EQ(kind_of([&] { wait(*forks.store, late.ticket); }, &message), ErrorKind::kStorage);
       EXPECT_NE(message.find("shared"), std::string::npos) << message;
     }
     forks.store->close();

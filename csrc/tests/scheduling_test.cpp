@@ -22,7 +22,8 @@ TEST(Coalesce, CoversEveryPieceWithWholeBlocksAndNoMoreThanMaxRead) {
     for (int i = 0; i < 60; ++i) {
       pieces.push_back({static_cast<int32_t>(random() % 2), random() % 400 * 768, 768, i});
     }
-    const auto reads = coalesce(pieces, drives, 64 << 10);
+    std::vector<Read> reads;
+    coalesce(pieces, drives, 64 << 10, reads);
     int covered = 0;
     for (const Read& read : reads) {
       const uint32_t block = drives[read.drive].block;
@@ -43,10 +44,13 @@ TEST(Coalesce, CoversEveryPieceWithWholeBlocksAndNoMoreThanMaxRead) {
 TEST(Coalesce, ReadsAGapOnlyWhereThatIsCheaperThanARequest) {
   // A request costs as much as 10000 bytes.
   const std::vector<DriveShape> drives = {{{1e-5, 1e-9}, 512}};
+  std::vector<Read> reads;
   std::vector<Piece> near = {{0, 0, 512, 0}, {0, 512 + 9728, 512, 1}};
-  EXPECT_EQ(coalesce(near, drives, 1 << 20).size(), 1u);
+  coalesce(near, drives, 1 << 20, reads);
+  EXPECT_EQ(reads.size(), 1u);
   std::vector<Piece> far = {{0, 0, 512, 0}, {0, 512 + 10240, 512, 1}};
-  EXPECT_EQ(coalesce(far, drives, 1 << 20).size(), 2u);
+  coalesce(far, drives, 1 << 20, reads);
+  EXPECT_EQ(reads.size(), 2u);
 }
 
 TEST(Coalesce, DrivesTakeTurns) {
@@ -56,7 +60,8 @@ TEST(Coalesce, DrivesTakeTurns) {
     pieces.push_back({0, static_cast<uint64_t>(i) * 8192, 512, 2 * i});
     pieces.push_back({1, static_cast<uint64_t>(i) * 8192, 512, 2 * i + 1});
   }
-  const auto reads = coalesce(pieces, drives, 1 << 20);
+  std::vector<Read> reads;
+  coalesce(pieces, drives, 1 << 20, reads);
   for (size_t i = 0; i < reads.size(); ++i) {
     EXPECT_EQ(reads[i].drive, static_cast<int32_t>(i % 2));
   }
@@ -92,8 +97,12 @@ std::vector<double> busy_seconds(const std::string& router, Segment& segment,
   const std::vector<Segment*> segments{&segment};
   const std::vector<int32_t> only{0};
   const Selection row{only, {}, entries, segment.entries};
-  const WantedList wanted = dedupe(segments, std::span(&row, 1));
-  const auto chosen = make_router(router)->route({&segment}, wanted, drives);
+  WantedList wanted;
+  dedupe(segments, std::span(&row, 1), true, wanted);
+  std::vector<DriveShape> shapes;
+  for (const io::DeviceModel& model : drives) shapes.push_back({model});
+  std::vector<int32_t> chosen;
+  make_router(router)->route(segments, wanted, DriveLoad(shapes), chosen);
   EXPECT_EQ(chosen.size(), wanted.entries.size());
   std::vector<double> busy(drives.size(), 0);
   for (size_t i = 0; i < chosen.size(); ++i) {
@@ -113,7 +122,7 @@ TEST(Router, BalancesWhereReplicasAllow) {
   const auto worst = [](std::vector<double> busy) {
     return *std::max_element(busy.begin(), busy.end());
   };
-  const double fixed = worst(busy_seconds("static", segment, entries, drives));
+  const double fixed = worst(busy_seconds("dedup_only", segment, entries, drives));
   const double balanced = worst(busy_seconds("swarm", segment, entries, drives));
   EXPECT_LT(balanced, 0.6 * fixed);
 }

@@ -71,11 +71,29 @@ struct Ask {
   Row row() const { return {segments, clusters, entries, limit}; }
 };
 
-inline Store::Submitted submit(Store& store, const std::vector<Ask>& asks, Purpose purpose,
-                               int64_t ahead = 0) {
+struct Submitted {
+  int64_t ticket;
+  Delivery resident;
+};
+
+inline Submitted submit(Store& store, const std::vector<Ask>& asks, Purpose purpose,
+                        int64_t ahead = 0) {
   std::vector<Row> rows;
   for (const Ask& ask : asks) rows.push_back(ask.row());
-  return store.submit(rows, purpose, ahead);
+  Submitted submitted;
+  submitted.ticket = store.submit(rows, purpose, ahead, submitted.resident);
+  return submitted;
+}
+
+struct Part {
+  Delivery arrived;
+  bool more;
+};
+
+inline Part wait(Store& store, int64_t ticket) {
+  Part part;
+  part.more = store.wait(ticket, part.arrived);
+  return part;
 }
 
 // Per row: entry number -> its bytes are right, over all rounds. `data.matches(id, bytes)` says so.
@@ -94,12 +112,11 @@ void take(Store& store, const Data& data, const Delivery& delivery, Seen& seen) 
 }
 
 template <typename Data>
-Seen receive(Store& store, const Data& data, const Store::Submitted& submitted,
-             int* rounds = nullptr) {
+Seen receive(Store& store, const Data& data, const Submitted& submitted, int* rounds = nullptr) {
   Seen seen;
   take(store, data, submitted.resident, seen);
   for (bool more = true; more;) {
-    const Store::Round round = store.wait(submitted.ticket);
+    const Part round = wait(store, submitted.ticket);
     take(store, data, round.arrived, seen);
     more = round.more;
     if (rounds != nullptr) ++*rounds;

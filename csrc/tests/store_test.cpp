@@ -242,7 +242,7 @@ double early_hits(const std::string& policy, InitialFill fill, const Habit& habi
       EXPECT_TRUE(data.matches(submitted.resident.ids[i],
                                rig.store->region()->data() + submitted.resident.slots[i]));
     }
-    while (rig.store->wait(submitted.ticket).more) {
+    while (wait(*rig.store, submitted.ticket).more) {
     }
     rig.store->release_ticket(submitted.ticket);
     EXPECT_LE(number_in(rig.store->stats(), "peak"), options.dram_bytes);
@@ -511,13 +511,13 @@ TEST(Store, HandlesAreCheckedAndFreeingWaitsForReaders) {
   EXPECT_EQ(kind_of([&] { rig.store->close(); }), ErrorKind::kState);
   rig.store->free_segment(segment);
   EXPECT_EQ(kind_of([&] { rig.store->free_segment(segment); }), ErrorKind::kState);
-  const Store::Round round = rig.store->wait(first.ticket);
+  const Part round = wait(*rig.store, first.ticket);
   for (size_t i = 0; i < round.arrived.ids.size(); ++i) {
     EXPECT_TRUE(
         data.matches(round.arrived.ids[i], rig.store->region()->data() + round.arrived.slots[i]));
   }
   rig.store->release_ticket(first.ticket);
-  EXPECT_EQ(kind_of([&] { rig.store->wait(first.ticket); }), ErrorKind::kState);
+  EXPECT_EQ(kind_of([&] { wait(*rig.store, first.ticket); }), ErrorKind::kState);
   EXPECT_EQ(kind_of([&] { rig.store->release_ticket(first.ticket); }), ErrorKind::kState);
   EXPECT_EQ(kind_of([&] { submit(*rig.store, {{{segment}, {}, {}, 90}}, Purpose::kDecode); }),
             ErrorKind::kState);
@@ -587,9 +587,9 @@ TEST(Store, OwnTicketsThatHoldTheArenaAreAnErrorAtOnce) {
     tickets.push_back(
         submit(*rig.store, {{{segment}, {}, range(0, 600), 600}}, Purpose::kStream).ticket);
   }
-  EXPECT_EQ(kind_of([&] { rig.store->wait(tickets.back()); }), ErrorKind::kCapacity);
+  EXPECT_EQ(kind_of([&] { wait(*rig.store, tickets.back()); }), ErrorKind::kCapacity);
   for (int i = 0; i < 3; ++i) rig.store->release_ticket(tickets[i]);
-  EXPECT_FALSE(rig.store->wait(tickets.back()).arrived.ids.empty());
+  EXPECT_FALSE(wait(*rig.store, tickets.back()).arrived.ids.empty());
   rig.store->release_ticket(tickets.back());
 }
 

@@ -13,7 +13,7 @@ from tests.hf.test_equivalence import settings, teacher_forced
 
 CHOICES = [
     *[("selector", name) for name in selectors.names()],
-    *[("router", name) for name in ("swarm", "static")],
+    *[("router", name) for name in ("swarm", "static", "dedup_only", "balance_only")],
     *[("placement", name) for name in ("round_robin", "fixed_start", "sequential", "weighted")],
     *[("clusterer", name) for name in clusterers.names()],
     *[("layout", name) for name in ("clusters", "sequence")],

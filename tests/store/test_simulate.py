@@ -20,7 +20,7 @@ from .helpers import Data, fetch_all, open_store, overlapping, pack
 pytestmark = pytest.mark.timeout(120)
 
 PLACEMENTS = ("round_robin", "fixed_start", "sequential", "weighted")
-ROUTERS = ("swarm", "static")
+ROUTERS = ("swarm", "static", "dedup_only", "balance_only")
 
 
 def ragged(lists: list[list[int]]) -> tuple[Tensor, Tensor]:

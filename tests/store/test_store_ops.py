@@ -108,7 +108,7 @@ def test_segments_are_numbered_through_and_limited(drives: list[str]) -> None:
 
 
 @pytest.mark.parametrize("placement", ["round_robin", "fixed_start", "sequential", "weighted"])
-@pytest.mark.parametrize("router", ["swarm", "static"])
+@pytest.mark.parametrize("router", ["swarm", "static", "dedup_only", "balance_only"])
 def test_strategies_change_where_not_what(placement: str, router: str, drives: list[str]) -> None:
     data = Data.random(90)
     clusters = overlapping(70, seed=3)
