@@ -90,7 +90,7 @@ bool Store::await_arena(Lock& lock, Fetch& fetch) {
   // them.
   const auto blocked = [&](std::thread::id owner) {
     return std::ranges::any_of(
-        tickets_, [&](const auto& ticket) { return ticket->owner == owner && ticket->starving; });
+        tickets_, [&](const auto& other) { return other->owner == owner && other->starving; });
   };
   const auto held_by_another_thread = [&] {
     return ending_ > 0 || std::ranges::any_of(tickets_, [&](const auto& other) {

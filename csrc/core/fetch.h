@@ -75,7 +75,7 @@ struct Fetch {
   // slots last until the end.
   std::unique_ptr<Fetch> ahead;
   bool busy = false;              // a thread works on it without the store's lock
-  bool starving = false;          // and blocked, because the arena is held
+  bool starving = false;          // a thread is blocked because the arena is held by others
   bool released = false;          // while busy: that thread ends it
   std::vector<Arrival> arrivals;  // of the part that is taken
   uint64_t repaired = 0;          // entries of it

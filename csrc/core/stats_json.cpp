@@ -57,12 +57,14 @@ class Object {
   std::ostringstream out_;
 };
 
-std::string dram_json(const Budget& budget, const EntryPool& pool, int64_t cached_entries) {
+std::string dram_json(const Budget& budget, const EntryPool& pool, int64_t cached_entries,
+                      const Holdings& holdings) {
   return Object()
       .number("limit", budget.limit())
       .number("used", budget.used())
       .number("peak", budget.peak())
       .number("staging", budget.used(Use::kStaging))
+      .number("staged_bytes", holdings.staged_bytes)
       .number("window", budget.used(Use::kWindow))
       .number("index", budget.used(Use::kIndex))
       .number("cache", budget.used(Use::kCache))
@@ -152,8 +154,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("cached_entry_bytes", ClusterCache::slot_bytes(pool.entry_bytes()))
       .number("padding_bytes", holdings.allocated_bytes - traffic.stored_bytes)
       .number("tickets", holdings.tickets)
-      .number("staged_bytes", holdings.staged_bytes)
-      .raw("dram", dram_json(budget, pool, cache.size()))
+      .raw("dram", dram_json(budget, pool, cache.size(), holdings))
       .raw("decode", traffic_json(traffic, Purpose::kDecode))
       .raw("stream", traffic_json(traffic, Purpose::kStream))
       .raw("prefetch", traffic_json(traffic, Purpose::kPrefetch))

@@ -22,10 +22,10 @@ struct Holdings {
 };
 
 // The store's counters as one JSON object: what is stored and, as `padding_bytes`, what the drives
-// hold beyond it; `tickets` and `staged_bytes`, `dram` by use, `reuse` as in
-// reuse_distance.h, `traffic` by purpose, and one object
-// per drive with its engine, device model and counters (`decode_*`: reads of decoding steps, also
-// those that were read ahead; `slowness`: how many times slower than its model it is taken to be).
+// hold beyond it; `tickets`; `dram` by use; `reuse` as in reuse_distance.h; traffic by purpose; and
+// one object per drive with its engine, device model and counters (`decode_*`: reads of decoding
+// steps, also those that were read ahead; `slowness`: how many times slower than its model it is
+// taken to be).
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
                        const ClusterCache& cache, const Holdings& holdings,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,

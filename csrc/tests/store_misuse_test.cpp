@@ -65,18 +65,23 @@ TEST_F(Misuse, OfTwoThreadsThatWaitForATicketOneIsRefused) {
   std::string message;
   for (int attempt = 0; attempt < 50 && message.empty(); ++attempt) {
     const int64_t ticket = start();
-    const auto wait = [&] {
+    const auto receive_all = [&] {
+      size_t entries = 0;
       try {
-        return rig->store->wait(ticket).arrived.ids.size();
+        for (bool more = true; more;) {
+          const Part part = wait(*rig->store, ticket);
+          entries += part.arrived.ids.size();
+          more = part.more;
+        }
       } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::kState);
         message = error.what();
-        return size_t{0};
       }
+      return entries;
     };
-    auto other = std::async(std::launch::async, wait);
-    const size_t arrived = wait();
-    // One has them all; the other one came too early, or too late for more.
+    auto other = std::async(std::launch::async, receive_all);
+    const size_t arrived = receive_all();
+    // Each entry came once; who asked while the other one waited was refused.
     EXPECT_EQ(arrived + other.get(), static_cast<size_t>(kEntries));
     rig->store->release_ticket(ticket);
   }
@@ -94,7 +99,7 @@ TEST_F(Misuse, ATicketThatIsReleasedTwiceOrUnknown) {
     EXPECT_NE(message.find("ticket " + std::to_string(wrong) + " does not exist"),
               std::string::npos)
         << message;
-    EXPECT_EQ(kind_of([&] { rig->store->wait(wrong); }), ErrorKind::kState);
+    EXPECT_EQ(kind_of([&] { wait(*rig->store, wrong); }), ErrorKind::kState);
   }
   expect_usable();
 }
@@ -142,12 +147,12 @@ TEST_F(Misuse, MoreFetchesThanTheArenaHolds) {
   std::vector<int64_t> tickets;
   for (int i = 0; i < 20; ++i) tickets.push_back(start());  // submitting is always possible
   std::string message;
-  EXPECT_EQ(kind_of([&] { rig->store->wait(tickets.back()); }, &message), ErrorKind::kCapacity);
+  EXPECT_EQ(kind_of([&] { wait(*rig->store, tickets.back()); }, &message), ErrorKind::kCapacity);
   EXPECT_NE(message.find("`staging_bytes`"), std::string::npos) << message;
   for (int i = 0; i < 19; ++i) rig->store->release_ticket(tickets[i]);
   size_t arrived = 0;
   for (bool more = true; more;) {
-    const Store::Round round = rig->store->wait(tickets.back());
+    const Part round = wait(*rig->store, tickets.back());
     arrived += round.arrived.ids.size();
     more = round.more;
   }
@@ -166,7 +171,7 @@ TEST_F(Misuse, ThreadsThatHoldTheArenaAgainstEachOtherAreToldAtOnce) {
       const int64_t held = start(), wanted = start();
       while (true) {
         try {
-          rig->store->wait(wanted);
+          wait(*rig->store, wanted);
           break;
         } catch (const Error& error) {
           ASSERT_EQ(error.kind(), ErrorKind::kCapacity) << error.what();
@@ -174,7 +179,7 @@ TEST_F(Misuse, ThreadsThatHoldTheArenaAgainstEachOtherAreToldAtOnce) {
           rig->store->release_ticket(held);
         }
         try {
-          rig->store->wait(wanted);
+          wait(*rig->store, wanted);
           break;
         } catch (const Error& error) {
           ASSERT_EQ(error.kind(), ErrorKind::kCapacity) << error.what();

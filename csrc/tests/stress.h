@@ -198,7 +198,8 @@ class Stress {
     const std::vector<int64_t> entries{0, 1};
     const std::vector<int64_t> handles{forgotten->segment->id};
     const Row row{handles, {}, entries, 8};
-    store_->submit({&row, 1}, Purpose::kStream);
+    Delivery resident;
+    store_->submit({&row, 1}, Purpose::kStream, 0, resident);
   }
 
   // ---- drives and faults
@@ -396,19 +397,19 @@ class Stress {
     std::vector<Row> rows;
     for (const Asked& asked : fetch.rows) rows.push_back(asked.row());
     int64_t ahead = 0;
+    Delivery resident;
     if (random() % 3 == 0) {
       std::vector<Row> part = rows;
       for (Row& row : part) row.entries = row.entries.first(random() % row.entries.size());
-      ahead = store_->submit(part, Purpose::kPrefetch).ticket;
+      ahead = store_->submit(part, Purpose::kPrefetch, 0, resident);
       if (random() % 8 == 0) {
         store_->release_ticket(std::exchange(ahead, 0));
         ++result_.cancelled;
       }
     }
     const auto purpose = random() % 8 ? Purpose::kDecode : Purpose::kStream;
-    const auto submitted = store_->submit(rows, purpose, ahead);
-    fetch.ticket = submitted.ticket;
-    take(fetch, submitted.resident);
+    fetch.ticket = store_->submit(rows, purpose, ahead, resident);
+    take(fetch, resident);
     return fetch;
   }
 
@@ -433,15 +434,18 @@ class Stress {
   // good.
   bool finish(Outstanding& fetch, bool whole) {
     try {
+      Delivery arrived;
       for (bool more = true; more && whole;) {
-        const Store::Round round = store_->wait(fetch.ticket);
-        take(fetch, round.arrived);
-        more = round.more;
+        more = store_->wait(fetch.ticket, arrived);
+        take(fetch, arrived);
       }
       if (whole) {
         for (const Asked& row : fetch.rows) result_.missing += row.wanted.size();
       } else {
-        if (fetch.ticket % 2) take(fetch, store_->wait(fetch.ticket).arrived);
+        if (fetch.ticket % 2) {
+          store_->wait(fetch.ticket, arrived);
+          take(fetch, arrived);
+        }
         ++result_.cancelled;
       }
       store_->release_ticket(fetch.ticket);
