@@ -57,12 +57,14 @@ class Object {
   std::ostringstream out_;
 };
 
-std::string dram_json(const Budget& budget, const EntryPool& pool, int64_t cached_entries) {
+std::string dram_json(const Budget& budget, const EntryPool& pool, int64_t cached_entries,
+                      uint64_t staged_bytes) {
   return Object()
       .number("limit", budget.limit())
       .number("used", budget.used())
       .number("peak", budget.peak())
       .number("staging", budget.used(Use::kStaging))
+      .number("staged_bytes", staged_bytes)
       .number("window", budget.used(Use::kWindow))
       .number("index", budget.used(Use::kIndex))
       .number("cache", budget.used(Use::kCache))
@@ -99,7 +101,7 @@ std::string traffic_json(const Traffic& traffic, Purpose purpose) {
 }  // namespace
 
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
-                       int64_t cached_entries, uint64_t allocated_bytes,
+                       int64_t cached_entries, uint64_t staged_bytes, uint64_t allocated_bytes,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes, const DriveLoad& load) {
   std::string per_drive(1, '[');
@@ -138,7 +140,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("stored_entries", traffic.stored_entries)
       .number("stored_copies", traffic.stored_copies)
       .number("padding_bytes", allocated_bytes - traffic.stored_bytes)
-      .raw("dram", dram_json(budget, pool, cached_entries))
+      .raw("dram", dram_json(budget, pool, cached_entries, staged_bytes))
       .raw("decode", traffic_json(traffic, Purpose::kDecode))
       .raw("stream", traffic_json(traffic, Purpose::kStream))
       .raw("prefetch", traffic_json(traffic, Purpose::kPrefetch))

@@ -308,7 +308,8 @@ std::string Store::stats() {
   const std::lock_guard lock(mutex_);
   uint64_t allocated = 0;
   for (const ExtentAllocator& extents : extents_) allocated += extents.used();
-  return stats_json(traffic_, budget_, pool_, cache_.size(), allocated, drives_, shapes_, load_);
+  return stats_json(traffic_, budget_, pool_, cache_.size(), arena_.used(), allocated, drives_,
+                    shapes_, load_);
 }
 
 std::vector<std::string> Store::notes() {
