@@ -124,7 +124,6 @@ void Store::receive(Fetch& fetch, Fetch& due, std::span<const uint32_t> taken) {
     const uint64_t bytes = round.place[index + 1] - base;
     // The kernel may still write where a read could not be cancelled.
     if (error == ETIMEDOUT && round.batch.gave_up()) {
-      round.lost.push_back({base, bytes});
       base = refuge(round, bytes, read);
     }
     uint64_t decoded = base + read.length;

@@ -46,8 +46,7 @@ struct ReadRound {
   std::vector<uint64_t> place;     // per read where its memory begins, and the end of all
   std::vector<double> due;         // per read: seconds from its start to its end, by DriveLoad
   size_t awaited = 0;              // reads that have not arrived and are wanted
-  std::vector<ArenaRange> lost;    // parts of it that were given up
-  std::vector<ArenaRange> refuge;  // memory in their stead
+  std::vector<ArenaRange> refuge;  // memory in the stead of what was given up
   std::shared_ptr<Lease> lease;
   io::Batch batch;
 

@@ -53,29 +53,25 @@ void Store::give_back(std::unique_ptr<Fetch> fetch) {
 void Store::release_round(const Fetch& fetch, ReadRound& round) {
   if (!round.holds_memory()) return;
   for (auto rest = round.batch.take({}); !rest.empty(); rest = round.batch.take({})) {
-    for (const uint32_t index : rest) {
-      load_.drop(fetch.step.reads[round.first + index]);
-      if (round.batch.gave_up() && round.batch.error(index) == ETIMEDOUT) {
-        round.lost.push_back({round.place[index], round.place[index + 1] - round.place[index]});
-      }
-    }
+    for (const uint32_t index : rest) load_.drop(fetch.step.reads[round.first + index]);
   }
   if (fetch.purpose == Purpose::kPrefetch) prefetch_bytes_ -= round.bytes();
-  uint64_t begin = round.place.front();
-  std::ranges::sort(round.lost, {}, &ArenaRange::offset);
-  for (const ArenaRange& lost : round.lost) {
-    if (lost.offset > begin) arena_.release(begin, lost.offset - begin);
-    begin = lost.offset + lost.bytes;
-  }
-  if (round.place.back() > begin) arena_.release(begin, round.place.back() - begin);
   for (const ArenaRange& range : round.refuge) arena_.release(range.offset, range.bytes);
-  if (!round.lost.empty()) {
-    round.lease->given_up = round.lost;
+  round.refuge.clear();
+  if (round.batch.gave_up()) {
+    for (uint32_t index = 0; index + 1 < round.place.size(); ++index) {
+      const ArenaRange own{round.place[index], round.place[index + 1] - round.place[index]};
+      if (round.batch.error(index) == ETIMEDOUT) {
+        round.lease->given_up.push_back(own);
+      } else {
+        arena_.release(own.offset, own.bytes);
+      }
+    }
     round.lease.reset();  // the reads in flight hold it
+  } else {
+    arena_.release(round.place.front(), round.bytes());
   }
   round.place.clear();
-  round.lost.clear();
-  round.refuge.clear();
   round.awaited = 0;
   arena_released_.notify_all();
 }

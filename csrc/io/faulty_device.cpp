@@ -74,8 +74,14 @@ class FaultyDevice::Line : public TransferQueue {
   }
 
   void clear_rules() {
-    std::lock_guard lock(shared_->mutex);
-    shared_->rules.clear();
+    {
+      std::lock_guard lock(shared_->mutex);
+      shared_->rules.clear();
+      for (Entry& entry : shared_->waiting) {
+        if (entry.rule.fault == FaultKind::kHold) entry.due = Clock::now();
+      }
+    }
+    shared_->work.notify_all();
   }
 
   uint64_t faults() const {
@@ -113,6 +119,7 @@ class FaultyDevice::Line : public TransferQueue {
       entry.faulty = true;
       entry.rule = rule;
       if (rule.fault == FaultKind::kDelay) entry.due += rule.delay;
+      if (rule.fault == FaultKind::kHold) entry.due = Clock::time_point::max();
       break;
     }
     shared.waiting.push_back(entry);
@@ -137,7 +144,8 @@ class FaultyDevice::Line : public TransferQueue {
             shared.waiting.erase(next);
             break;
           }
-          const auto due = next->due;  // a cancellation may remove the entry meanwhile
+          // A cancellation may remove the entry meanwhile; a moment far away does not convert.
+          const auto due = std::min(next->due, Clock::now() + std::chrono::hours(1));
           shared.work.wait_until(lock, due);
         }
       }

@@ -17,6 +17,7 @@ enum class FaultKind : uint8_t {
   kTorn,     // a write stores `keep` bytes and claims all
   kCorrupt,  // one bit of the data is flipped, and the completion claims success
   kDelay,    // the transfer runs `delay` later
+  kHold,     // the transfer runs after clear_rules()
 };
 
 // Applies to the transfers of `kind` that touch [offset, offset + length).

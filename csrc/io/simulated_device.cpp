@@ -40,6 +40,11 @@ double SimulatedDevice::busy_seconds() const {
   return busy_;
 }
 
+void SimulatedDevice::set_slowness(double factor) {
+  std::lock_guard lock(mutex_);
+  slowness_ = factor;
+}
+
 Counters SimulatedDevice::counters() const {
   Counters result = MemoryDevice::counters();
   result.busy_seconds = busy_seconds();
@@ -50,8 +55,8 @@ void SimulatedDevice::Queue::submit(QueueShare& share) {
   const double arrival = device_.clock_->now();
   for (Transfer* transfer : share.transfers) {
     device_.copy(*transfer);
-    const double service = device_.model_.seconds(1, transfer->length);
     std::lock_guard lock(device_.mutex_);
+    const double service = device_.slowness_ * device_.model_.seconds(1, transfer->length);
     device_.free_at_ = std::max(device_.free_at_, arrival) + service;
     device_.busy_ += service;
     transfer->start_ns = std::llround(arrival * 1e9);

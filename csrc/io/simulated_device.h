@@ -31,6 +31,8 @@ class SimulatedDevice : public MemoryDevice {
   std::optional<DeviceModel> exact_model() const override { return model_; }
   const VirtualClock& clock() const { return *clock_; }
   double busy_seconds() const;
+  // From now on requests take `factor` times as long as the model says.
+  void set_slowness(double factor);
 
  private:
   class Queue : public TransferQueue {
@@ -51,6 +53,7 @@ class SimulatedDevice : public MemoryDevice {
   mutable std::mutex mutex_;
   double free_at_ = 0;  // virtual time at which the last request is served
   double busy_ = 0;
+  double slowness_ = 1;
 };
 
 EngineResult open_simulated(const DeviceOptions& options, EngineContext& context);

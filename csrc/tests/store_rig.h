@@ -44,12 +44,13 @@ struct Rig {
   std::unique_ptr<Store> store;
 
   explicit Rig(int count = 3, StoreOptions options = {}, const std::string& engine = "memory",
-               uint64_t capacity_limit = 0) {
+               uint64_t capacity_limit = 0, std::chrono::milliseconds timeout = {}) {
     std::vector<io::DeviceOptions> devices(count);
     for (int i = 0; i < count; ++i) {
       devices[i].engine = engine;
       devices[i].label = "drive" + std::to_string(i);
       devices[i].capacity_limit = capacity_limit;
+      if (timeout.count() > 0) devices[i].timeout = timeout;
     }
     std::vector<std::shared_ptr<io::BlockDevice>> wrapped;
     for (const auto& device : io::open_devices(devices)) {
@@ -58,7 +59,7 @@ struct Rig {
     }
     if (options.dram_bytes == 0) options.dram_bytes = 4 << 20;
     if (options.staging_bytes == 0) options.staging_bytes = 1 << 20;
-    options.model = {1e-5, 1e-9};
+    if (options.model.t_base == 0) options.model = {1e-5, 1e-9};
     store = std::make_unique<Store>(options, wrapped);
   }
 };
