@@ -31,6 +31,7 @@ struct StressOptions {
   int threads = 4;
   std::string engine = "memory";
   std::vector<std::string> paths{};  // four directories, unless the engine is "memory"
+  std::string router = "swarm";
   bool faults = true;
   bool verify = true;
   bool leak_a_ticket = false;
@@ -220,6 +221,7 @@ class Stress {
     options.dram_bytes = 2 << 20;
     options.staging_bytes = 768 << 10;
     options.verify = options_.verify;
+    options.router = options_.router;
     options.model = {1e-5, 1e-9};
     store_ = std::make_unique<Store>(options, wrapped);
     store_->set_entry_bytes(kEntryBytes);

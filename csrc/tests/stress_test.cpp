@@ -37,6 +37,14 @@ TEST(Stress, TenThousandStepsWithFaults) {
   EXPECT_EQ(result->joins, result->leaves);
   EXPECT_GT(result->repaired, 100u);
   EXPECT_GT(result->short_reads, 100u);
+  EXPECT_LT(result->slow_share.during, 0.8 * result->slow_share.before);
+  EXPECT_GT(result->slow_share.after, 0.8 * result->slow_share.before);
+}
+
+TEST(Stress, ARouterThatDoesNotBalanceKeepsAskingTheSlowDrive) {
+  const auto result = stressed({.steps = 6000, .router = "static"});
+  expect_whole(*result);
+  EXPECT_GT(result->slow_share.during, 0.8 * result->slow_share.before);
 }
 
 TEST(Stress, WithoutFaultsNothingFailsAndNothingIsRepaired) {
