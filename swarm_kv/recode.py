@@ -13,10 +13,10 @@ import torch
 
 from .background import Check
 from .codes import TRAINING_KEYS, Codebook, retrain, train
-from .entries import Geometry, gather
+from .entries import Geometry, stream_entries
 from .layout import Queries
 from .rewrite import LEAST_QUERIES
-from .store import NOTHING, IndexCharge, Segment, Store
+from .store import IndexCharge, Segment, Store
 
 GROWTH = 32
 """Codes are fitted anew when 1/32 of the keys came later; that reads 32 entries per token."""
@@ -93,9 +93,6 @@ def _fitted(task: Task, sample: torch.Tensor) -> Codebook:
 def _keys(
     task: Task, numbers: torch.Tensor, check: Check
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    with task.store.fetch(task.segments, NOTHING, numbers, task.entries, purpose="stream") as fetch:
-        if fetch.resident[0].numel():
-            yield fetch.resident[0], gather(task.store, task.shape, fetch.resident[1])[0]
-        for ids, slots in fetch.rounds():
-            check()
-            yield ids, gather(task.store, task.shape, slots)[0]
+    for ids, keys, _ in stream_entries(task.store, task.shape, task.segments, numbers):
+        check()
+        yield ids, keys
