@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from .errors import CapacityError
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -49,6 +51,7 @@ class Background:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._stopping = threading.Event()
+        self._working = threading.RLock()
         self.failures = 0
 
     def failed(self, what: str) -> None:
@@ -67,13 +70,24 @@ class Background:
                     raise CancelledError("the work is not wanted any more")
 
             check()
-            with torch.no_grad():
+            with self._working, torch.no_grad():
                 return work(check)
 
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, thread_name_prefix="swarm_kv")
             return Job(self._executor.submit(run, self._stopping), dropped)
+
+    def make_room(self, call: Callable[[], T]) -> T:
+        """`call()`; once more without work under way, where that left no room for it.
+
+        What background work reads it pins in the cluster cache, which then cannot shrink.
+        """
+        try:
+            return call()
+        except CapacityError:
+            with self._working:
+                return call()
 
     def stop(self) -> None:
         """Cancel everything and wait until the thread has ended. `submit` starts another one."""

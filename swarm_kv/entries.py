@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
+from .index import concatenated
 from .store import NOTHING, Segment, Store, Wanted
 from .store_ops import gather_entries
+
+PIECE = 2048
+"""Entries that a stream asks for at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,32 @@ def gather(store: Store, shape: Geometry, slots: torch.Tensor) -> tuple[torch.Te
     return rows[:, 0].transpose(0, 1), rows[:, 1].transpose(0, 1)
 
 
+def stream_entries(
+    store: Store, shape: Geometry, segments: tuple[Segment, ...], wanted: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Numbers, keys and values of entries, piece by piece, in the order in which they lie.
+
+    Leaves the cluster cache alone. What it holds of a piece cannot make room meanwhile, which is
+    why pieces are short.
+
+    Args:
+        store, shape, segments: where they lie, and their form.
+        wanted: int64, numbers through `segments`.
+    """
+    if wanted.numel() == 0:
+        return
+    total = sum(segment.entries for segment in segments)
+    lists = [store.clusters(segment) for segment in segments]
+    members = concatenated(lists, [segment.entries for segment in segments])[1].long()
+    place = torch.empty(total, dtype=torch.int64)
+    place[members.flip(0)] = torch.arange(len(members)).flip(0)
+    for piece in torch.split(wanted[place[wanted].argsort()], PIECE):
+        with store.fetch([Wanted(segments, NOTHING, piece, total)], purpose="stream") as fetch:
+            for ((ids, slots),) in itertools.chain([fetch.resident], fetch.rounds()):
+                if ids.numel():
+                    yield ids, *gather(store, shape, slots)
+
+
 def read_entries(
     store: Store,
     shape: Geometry,
@@ -49,7 +79,7 @@ def read_entries(
     last: int,
     between: Callable[[], object] = lambda: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [kv_heads, last - first, head_dim] of some entries; leaves the cache alone.
+    """Keys and values [kv_heads, last - first, head_dim] of some entries, see `stream_entries`.
 
     Args:
         store, shape, segments: where they lie, and their form.
@@ -58,9 +88,7 @@ def read_entries(
     """
     keys = torch.empty(shape.kv_heads, last - first, shape.head_dim, dtype=shape.dtype)
     values = torch.empty_like(keys)
-    wanted = Wanted(segments, NOTHING, torch.arange(first, last, dtype=torch.int64), last)
-    with store.fetch([wanted], purpose="stream") as fetch:
-        for ((ids, slots),) in itertools.chain([fetch.resident], fetch.rounds()):
-            keys[:, ids - first], values[:, ids - first] = gather(store, shape, slots)
-            between()
+    for ids, k, v in stream_entries(store, shape, segments, torch.arange(first, last)):
+        keys[:, ids - first], values[:, ids - first] = k, v
+        between()
     return keys, values

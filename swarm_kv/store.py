@@ -117,8 +117,12 @@ class Store:
 
     def charge(self, size: int) -> None:
         """Count bytes that an index holds in Python against `dram_bytes`; negative gives back."""
-        with errors.converted():
-            _ops.store_charge(self._handle, size)
+
+        def charge() -> None:
+            with errors.converted():
+                _ops.store_charge(self._handle, size)
+
+        self.background.make_room(charge)
 
     def counters(self) -> dict[str, Any]:
         """The counters of `csrc/core/stats_json.h`."""
@@ -138,9 +142,13 @@ class Store:
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Copy keys and values [kv_heads, n, head_dim] into window slots [n]."""
-        with errors.converted():
-            slots: torch.Tensor = _ops.window_append(self._handle, k, v)
-        return slots
+
+        def append() -> torch.Tensor:
+            with errors.converted():
+                slots: torch.Tensor = _ops.window_append(self._handle, k, v)
+            return slots
+
+        return self.background.make_room(append)
 
     def retain(self, slots: torch.Tensor) -> None:
         """Add one reference to each window slot."""
@@ -187,20 +195,25 @@ class Store:
             ArgumentError: clusters or activations do not fit the entries, unknown codec, or numbers
                 that it cannot hold.
         """
-        with errors.converted():
-            handle = _ops.segment_write(
-                self._handle,
-                k,
-                v,
-                offsets,
-                members,
-                label,
-                activations,
-                initial_fill,
-                profile_queries,
-                codec,
-                starts,
-            )
+
+        def write() -> int:
+            with errors.converted():
+                handle: int = _ops.segment_write(
+                    self._handle,
+                    k,
+                    v,
+                    offsets,
+                    members,
+                    label,
+                    activations,
+                    initial_fill,
+                    profile_queries,
+                    codec,
+                    starts,
+                )
+            return handle
+
+        handle = self.background.make_room(write)
         return Segment(self, handle, k.shape[1], offsets.numel() - 1, members.numel())
 
     def clusters(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:

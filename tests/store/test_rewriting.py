@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_kv import maintenance, recode, rewrite, selectors
+from swarm_kv import errors, maintenance, recode, rewrite, selectors
 from swarm_kv.background import Background
-from swarm_kv.errors import ArgumentError, StorageError
+from swarm_kv.errors import ArgumentError, CapacityError, StorageError
 from swarm_kv.index import members_of
 from swarm_kv.sequence import Geometry, Sequence
 from swarm_kv.store import Store, Wanted
@@ -505,6 +505,38 @@ def test_work_that_nobody_wants_ends() -> None:
     assert ended.wait(10)
     assert background.submit(lambda check: 3).result() == 3
     background.stop()
+
+
+def test_room_that_background_work_pins_is_waited_for() -> None:
+    """It reads what the cluster cache holds, which then cannot make room."""
+    run = Run(sparsity=1.0, dram_bytes=(1 << 20) + (600 << 10))
+    run.decode(PREFILL, PREFILL + 60, 1000)
+    store, sequence = run.store, run.sequence
+    assert sequence.stored is not None
+    segments, limit = sequence.stored.segments, sequence.limit
+    everything = torch.arange(limit)
+    with store.fetch(segments, everything[:0], everything, limit) as fetch:  # into the cache
+        for _ in fetch.rounds():
+            pass
+    held = store.counters()["dram"]
+    assert held["cached_entries"] > limit // 2
+    reading, go_on = threading.Event(), threading.Event()
+
+    def pin(check: Callable[[], None]) -> None:
+        with store.fetch(segments, everything[:0], everything, limit, purpose="stream"):
+            reading.set()
+            go_on.wait(60)
+
+    job = store.background.submit(pin)
+    assert reading.wait(60)
+    free = held["limit"] - held["used"]
+    with pytest.raises(CapacityError), errors.converted():
+        torch.ops.swarm_kv.store_charge(store._handle, free + held["cache"] // 2)
+    threading.Timer(0.1, go_on.set).start()
+    store.charge(free + held["cache"] // 2)
+    assert job.done()
+    with pytest.raises(CapacityError):  # and what never fits is refused
+        store.charge(held["limit"])
 
 
 def test_no_room_for_queries_is_no_error() -> None:
