@@ -25,9 +25,8 @@ class Router {
 };
 
 // By name, with the ablations of Fig. 14 of arXiv 2603.17803:
-//   swarm         the union, balanced: entries that only one drive holds first (ascending
-//                 replication factor), the others to the candidate drive that finishes first, in
-//                 seconds and with what its queue holds; ties go to the lower drive
+//   swarm         the union, balanced: from each entry's first copy to whichever even out when the
+//                 drives finish, in seconds and with what their queues hold (rebalance.h)
 //   dedup_only    the union, each entry's first copy
 //   balance_only  what was selected repeatedly is read repeatedly, balanced
 //   static        the same, each copy where it was selected
