@@ -194,7 +194,10 @@ class Rebalancer {
 
 void rebalance(std::span<Segment* const> segments, const WantedList& wanted,
                const DriveLoad& drives, std::vector<int32_t>& chosen) {
-  if (drives.size() > 1) Rebalancer(segments, wanted, drives, chosen).run();
+  const bool choice = std::any_of(segments.begin(), segments.end(), [](const Segment* segment) {
+    return segment->copies() > segment->entries;
+  });
+  if (choice && drives.size() > 1) Rebalancer(segments, wanted, drives, chosen).run();
 }
 
 }  // namespace swarm_kv
