@@ -7,6 +7,7 @@ on purpose.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import itertools
 import math
@@ -422,6 +423,10 @@ RUN = 16
 """Entries in token order that go to one drive together."""
 MAX_READ = 1 << 20
 """Bytes of one request."""
+PLANNING = 2e-7
+"""Seconds per entry that a last drive must be late by for its reads to move."""
+EVEN = 1 / 32
+"""Lateness, as a share of the mean, up to which drives count as even."""
 
 
 def _place(sizes: list[int], members: list[int], speeds: list[float], name: str) -> list[int]:
@@ -467,6 +472,101 @@ def _place(sizes: list[int], members: list[int], speeds: list[float], name: str)
     return result
 
 
+Reads = list[tuple[int, int]]
+"""Of one drive: byte offset, and which wanted entry, ascending."""
+
+
+def _even_out(
+    chosen: list[int],
+    copies: list[list[int]],
+    places: list[tuple[int, int]],
+    length: int,
+    base: list[float],
+    transfer: list[float],
+) -> None:
+    """See csrc/core/rebalance.h.
+
+    Args:
+        chosen: position read for each wanted entry; changed. copies: all positions of each.
+        places: drive and byte offset of each position. length: bytes of an entry.
+    """
+    drives = len(base)
+    queues: list[Reads] = [[] for _ in range(drives)]
+    for index, position in enumerate(chosen):
+        drive, offset = places[position]
+        bisect.insort(queues[drive], (offset, index))
+
+    def between(drive: int, first: int, second: int) -> float:
+        return min(max(0, second - first - length) * transfer[drive], base[drive])
+
+    def marginal(drive: int, offset: int, before: Reads, behind: Reads) -> float:
+        """Seconds that reading at `offset` adds to what lies before and behind it."""
+        alone = length * transfer[drive]
+        if not before and not behind:
+            return alone + base[drive]
+        if before:
+            alone += between(drive, before[-1][0], offset)
+        if behind:
+            alone += between(drive, offset, behind[0][0])
+        if before and behind:
+            alone -= between(drive, before[-1][0], behind[0][0])
+        return alone
+
+    seconds = [base[d] if queues[d] else 0.0 for d in range(drives)]
+    for d, queue in enumerate(queues):
+        for i, (offset, _) in enumerate(queue):
+            seconds[d] += length * transfer[d] + (between(d, queue[i - 1][0], offset) if i else 0)
+
+    def move(drive: int, i: int, worth: float) -> bool:
+        queue = queues[drive]
+        offset, index = queue[i]
+        saved = marginal(drive, offset, queue[:i], queue[i + 1 :])
+        if saved <= base[drive] * 1e-6:
+            return False
+        best, finish = None, seconds[drive]
+        for position in copies[index]:
+            other, place = places[position]
+            at = bisect.bisect_right(queues[other], (place, len(chosen)))
+            before, behind = queues[other][:at], queues[other][at:]
+            added = marginal(other, place, before, behind)
+            if before and before[-1][0] == place:  # the same bytes once more
+                added = length * transfer[other] + base[other]
+            if other != drive and added <= worth * saved and seconds[other] + added < finish:
+                best, finish = (position, other, place, at, added), seconds[other] + added
+        if best is None:
+            return False
+        position, other, place, at, added = best
+        seconds[drive] -= saved
+        del queue[i]
+        seconds[other] += added
+        queues[other].insert(at, (place, index))
+        chosen[index] = position
+        return True
+
+    def relieve(drive: int, goal: float, worth: float) -> bool:
+        moved, i = False, 0
+        while i < len(queues[drive]) and seconds[drive] > goal:
+            if move(drive, i, worth):
+                moved = True
+            else:
+                i += 1
+        i = len(queues[drive])
+        while i > 0 and seconds[drive] > goal:
+            i -= 1
+            moved |= move(drive, i, worth)
+        return moved
+
+    if max(seconds) - sum(seconds) / drives <= PLANNING * len(chosen):
+        return
+    for worth in (1.0, 3.0, math.inf):
+        more = True
+        while more:
+            mean = sum(seconds) / drives
+            if max(seconds) - mean <= EVEN * mean:
+                return
+            more = relieve(seconds.index(max(seconds)), mean, worth)
+
+
 def simulate_reads(
     offsets: Tensor,
     members: Tensor,
@@ -490,8 +590,6 @@ def simulate_reads(
     sizes = offsets.diff().tolist()
     drive_of = _place(sizes, held, [1 / seconds for seconds in cost], placement)
     rank_of = [drive_of[:p].count(d) for p, d in enumerate(drive_of)]
-    group_of = [c for c, size in enumerate(sizes) for _ in range(size)]
-    group_of += [len(sizes) + i // RUN for i in range(len(held) - bounds[-1])]
     copies_of: list[list[int]] = [[] for _ in range(entries)]
     for position, entry in enumerate(held):
         copies_of[entry].append(position)
@@ -514,25 +612,15 @@ def simulate_reads(
 
         chosen = [copies[0] for copies in candidates]
         if router in ("swarm", "balance_only"):
-            chosen = []
-            busy, opened = [0.0] * drives, set()
-            for copies in sorted(candidates, key=lambda copies: len({drive_of[p] for p in copies})):
-                finish = {}
-                for p in copies:
-                    d = drive_of[p]
-                    share_is_open = (group_of[p], d) in opened
-                    added = entry_bytes * transfer[d] if share_is_open else cost[d]
-                    finish[p] = (busy[d] + added, d)
-                best = min(copies, key=lambda p: finish[p])
-                busy[drive_of[best]] = finish[best][0]
-                opened.add((group_of[best], drive_of[best]))
-                chosen.append(best)
+            holders = [copies_of[held[p]] for p in chosen]
+            places = [(drive_of[p], rank_of[p] * entry_bytes) for p in range(len(held))]
+            _even_out(chosen, holders, places, entry_bytes, base, transfer)
 
         reads = collections.Counter(chosen)
         for d, again in itertools.product(range(drives), range(max(reads.values(), default=0))):
             begin = end = -1
-            places = (rank_of[p] for p, n in reads.items() if drive_of[p] == d and n > again)
-            for rank in sorted(places):
+            ranks = (rank_of[p] for p, n in reads.items() if drive_of[p] == d and n > again)
+            for rank in sorted(ranks):
                 first = rank * entry_bytes // block * block
                 last = -(-(rank + 1) * entry_bytes // block) * block
                 gap = max(0, first - end)

@@ -1,6 +1,7 @@
 #include "core/rebalance.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace swarm_kv {
@@ -11,7 +12,7 @@ namespace {
 constexpr double kPlanning = 2e-7;
 constexpr double kEven = 1.0 / 32;
 // What a move may cost its new drive, in what it saves the old one: good moves come first.
-constexpr double kWorth[] = {1, 3};
+constexpr double kWorth[] = {1, 3, std::numeric_limits<double>::infinity()};
 
 struct Item {
   uint64_t offset;
@@ -112,24 +113,28 @@ class Rebalancer {
   }
 
   void run() {
+    if (lag() <= kPlanning * static_cast<double>(chosen_.size())) return;
     for (const double worth : kWorth) {
-      for (;;) {
-        const auto busiest = std::max_element(
-            queues_.begin(), queues_.end(),
-            [](const Queue& a, const Queue& b) { return a.seconds() < b.seconds(); });
-        const double mean =
-            std::accumulate(queues_.begin(), queues_.end(), 0.0,
-                            [](double sum, const Queue& queue) { return sum + queue.seconds(); }) /
-            static_cast<double>(queues_.size());
-        const double margin =
-            std::max(kPlanning * static_cast<double>(chosen_.size()), kEven * mean);
-        if (busiest->seconds() - mean <= margin) return;
-        if (!relieve(*busiest, mean, worth)) break;
-      }
+      do {
+        if (lag() <= kEven * mean()) return;
+      } while (relieve(busiest(), mean(), worth));
     }
   }
 
  private:
+  Queue& busiest() {
+    return *std::max_element(queues_.begin(), queues_.end(), [](const Queue& a, const Queue& b) {
+      return a.seconds() < b.seconds();
+    });
+  }
+  double mean() const {
+    const auto add = [](double sum, const Queue& queue) { return sum + queue.seconds(); };
+    return std::accumulate(queues_.begin(), queues_.end(), 0.0, add) /
+           static_cast<double>(queues_.size());
+  }
+  // How much later than the mean the last drive ends.
+  double lag() { return busiest().seconds() - mean(); }
+
   size_t drive_of(int32_t wanted, int32_t position) const {
     return segments_[wanted_.entries[wanted].segment]->placement.drive[position];
   }
@@ -189,7 +194,10 @@ class Rebalancer {
 
 void rebalance(std::span<Segment* const> segments, const WantedList& wanted,
                const DriveLoad& drives, std::vector<int32_t>& chosen) {
-  if (drives.size() > 1) Rebalancer(segments, wanted, drives, chosen).run();
+  const bool choice = std::any_of(segments.begin(), segments.end(), [](const Segment* segment) {
+    return segment->copies() > segment->entries;
+  });
+  if (choice && drives.size() > 1) Rebalancer(segments, wanted, drives, chosen).run();
 }
 
 }  // namespace swarm_kv
