@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -14,6 +16,9 @@ import torch
 from .errors import CapacityError
 
 logger = logging.getLogger(__name__)
+
+ATTEMPTS, PAUSE = 50, 0.02
+"""How often, and after how many seconds, background work tries again to get memory."""
 
 T = TypeVar("T")
 Check = Callable[[], None]
@@ -51,7 +56,8 @@ class Background:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._stopping = threading.Event()
-        self._working = threading.RLock()
+        self._working = threading.Lock()
+        self._thread: int | None = None
         self.failures = 0
 
     def failed(self, what: str) -> None:
@@ -70,6 +76,7 @@ class Background:
                     raise CancelledError("the work is not wanted any more")
 
             check()
+            self._thread = threading.get_ident()
             with self._working, torch.no_grad():
                 return work(check)
 
@@ -79,15 +86,22 @@ class Background:
             return Job(self._executor.submit(run, self._stopping), dropped)
 
     def make_room(self, call: Callable[[], T]) -> T:
-        """`call()`; once more without work under way, where that left no room for it.
+        """`call()`; again where the other side left no room for it.
 
-        What background work reads it pins in the cluster cache, which then cannot shrink.
+        What a fetch takes from the cluster cache is pinned, so that the cache cannot shrink:
+        decoding waits for the work that is under way, and the work for a decoding step to end.
         """
         try:
             return call()
         except CapacityError:
-            with self._working:
+            if threading.get_ident() != self._thread:
+                with self._working:
+                    return call()
+        for _ in range(ATTEMPTS):
+            time.sleep(PAUSE)
+            with contextlib.suppress(CapacityError):
                 return call()
+        return call()
 
     def stop(self) -> None:
         """Cancel everything and wait until the thread has ended. `submit` starts another one."""

@@ -537,6 +537,16 @@ def test_room_that_background_work_pins_is_waited_for() -> None:
     assert job.done()
     with pytest.raises(CapacityError):  # and what never fits is refused
         store.charge(held["limit"])
+    # The other way round: work waits for a step that pins.
+    store.charge(-free - held["cache"] // 2)
+    with store.fetch(segments, everything[:0], everything, limit) as fetch:
+        for _ in fetch.rounds():
+            pass
+    size = store.counters()["dram"]["limit"] - store.counters()["dram"]["used"] + (64 << 10)
+    with store.fetch(segments, everything[:0], everything, limit, purpose="stream"):
+        waiting = store.background.submit(lambda check: store.charge(size))
+        assert not waiting.wait(0.1)
+    waiting.result()
 
 
 def test_no_room_for_queries_is_no_error() -> None:
