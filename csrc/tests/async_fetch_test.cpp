@@ -145,13 +145,16 @@ TEST(Async, ATicketServesOneThreadAtATimeAndMayBeReleasedMeanwhile) {
   for (const auto& drive : stored.drives) drive->add_rule(kHoldReads);
   const int64_t ticket = stored.start(range(0, 100)).ticket;
   std::string message;
+  std::atomic<bool> ended = false;
   std::thread waiter([&] {
     EXPECT_EQ(kind_of([&] { wait(*stored.store, ticket); }, &message), ErrorKind::kState);
+    ended = true;
   });
   const auto second_wait = [&] { return kind_of([&] { wait(*stored.store, ticket); }); };
   // No prefetch, but before that is looked at, it must be nobody else's.
   const auto use = [&] { submit(*stored.store, {}, Purpose::kDecode, ticket); };
-  while (kind_of(use) != ErrorKind::kState) std::this_thread::yield();
+  while (kind_of(use) != ErrorKind::kState && !ended) std::this_thread::yield();
+  EXPECT_FALSE(ended) << message;
   EXPECT_EQ(second_wait(), ErrorKind::kState);
   stored.store->release_ticket(ticket);
   EXPECT_EQ(kind_of([&] { stored.store->close(); }), ErrorKind::kState);  // the thread has it yet
