@@ -542,7 +542,8 @@ def test_room_that_background_work_pins_is_waited_for() -> None:
     with store.fetch(segments, everything[:0], everything, limit) as fetch:
         for _ in fetch.rounds():
             pass
-    size = store.counters()["dram"]["limit"] - store.counters()["dram"]["used"] + (64 << 10)
+    held = store.counters()["dram"]
+    size = held["limit"] - held["used"] + held["cache"] // 2
     with store.fetch(segments, everything[:0], everything, limit, purpose="stream"):
         waiting = store.background.submit(lambda check: store.charge(size))
         assert not waiting.wait(0.1)
