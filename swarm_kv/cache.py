@@ -9,7 +9,7 @@ import torch
 from tqdm import tqdm
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from . import clusterers, selectors
+from . import clusterers, maintenance, selectors
 from .config import SwarmConfig, default_staging
 from .errors import ArgumentError, CapacityError, StateError
 from .layer import CacheState, SwarmLayer
@@ -124,6 +124,7 @@ class SwarmCache(Cache):
         settings = config if config is not None else store.config  # type: ignore[union-attr]
         selector = selectors.resolve(settings.selector)
         clusterers.resolve(settings.clusterer)  # or an error before anything is stored
+        maintenance.resolve(settings.maintenance)
         check_dram(model_config, settings, dtype or self.model_config.dtype or torch.float32)
         self.store = store if store is not None else Store(settings)
         self.state = CacheState(profile=checked_profile(profile, taken, settings))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import clusterers, compat, predictors, selectors
+from . import clusterers, compat, maintenance, predictors, selectors
 from .cache import ATTENTION_NAME, SwarmCache, check_dram, full_attention_layers
 from .config import SwarmConfig
 from .errors import ArgumentError, StateError
@@ -121,6 +121,7 @@ def patch(model: Any, config: SwarmConfig) -> Swarm:
         raise ArgumentError(f"`{type(model).__name__}` cannot be patched: {reason}")
     selectors.resolve(config.selector)
     clusterers.resolve(config.clusterer)
+    maintenance.resolve(config.maintenance)
     predictors.resolve(config.predictor)
     check_dram(model.config, config, model.dtype)
     before = compat.attention_name(model)
