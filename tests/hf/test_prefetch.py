@@ -186,7 +186,7 @@ def test_what_a_noisy_predictor_misses_is_read_late(
             **{**SPARSE, "sparsity": 0.1},
             prefetch="post_attention",
             predictor=predictor,
-            dram_bytes="2200KiB",
+            dram_bytes="2400KiB",
             staging_bytes="1MiB",
         )
         with swarm_kv.patch(model, config) as swarm:

@@ -119,7 +119,7 @@ def test_a_reset_cache_may_be_used_after_a_failure(
         return fetch(self, *args, **kwargs)
 
     monkeypatch.setattr(Store, "fetch", fail_in_the_second_layer)
-    with swarm_kv.patch(model, settings(drives, prefetch="off")) as swarm:
+    with swarm_kv.patch(model, settings(drives, prefetch="off", recall_every=0)) as swarm:
         cache = swarm.new_cache()
         call(model, ids[:, :PROMPT], cache)
         with pytest.raises(swarm_kv.StorageError):

@@ -114,9 +114,9 @@ def test_a_sample_estimates_it_without_bias_and_knows_its_error() -> None:
 def test_codes_say_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them the error grows; with chances that were not drawn by, the estimate is wrong."""
     case = Case.make()
-    by_codes = statistics.pstdev(mass.share for mass in case.masses(64, 60))
+    by_codes = statistics.pstdev(mass.share for mass in case.masses(64, 240))
     monkeypatch.setattr(recall, "UNIFORM", 1.0)
-    assert statistics.pstdev(mass.share for mass in case.masses(64, 60)) > 1.5 * by_codes
+    assert statistics.pstdev(mass.share for mass in case.masses(64, 240)) > 1.5 * by_codes
     monkeypatch.setattr(recall, "UNIFORM", 0.1)
     true = recall.draw
     monkeypatch.setattr(recall, "draw", lambda weights, *how: true(torch.ones_like(weights), *how))

@@ -18,7 +18,7 @@ from swarm_kv.background import Background
 from swarm_kv.errors import ArgumentError, CapacityError, StorageError
 from swarm_kv.index import members_of
 from swarm_kv.sequence import Geometry, Sequence
-from swarm_kv.store import Store, Wanted
+from swarm_kv.store import NOTHING, Store, Wanted
 
 from .helpers import open_store
 
@@ -514,8 +514,8 @@ def test_room_that_background_work_pins_is_waited_for() -> None:
     store, sequence = run.store, run.sequence
     assert sequence.stored is not None
     segments, limit = sequence.stored.segments, sequence.limit
-    everything = torch.arange(limit)
-    with store.fetch(segments, everything[:0], everything, limit) as fetch:  # into the cache
+    everything = [Wanted(segments, NOTHING, torch.arange(limit), limit)]
+    with store.fetch(everything) as fetch:  # into the cache
         for _ in fetch.rounds():
             pass
     held = store.counters()["dram"]
@@ -523,7 +523,7 @@ def test_room_that_background_work_pins_is_waited_for() -> None:
     reading, go_on = threading.Event(), threading.Event()
 
     def pin(check: Callable[[], None]) -> None:
-        with store.fetch(segments, everything[:0], everything, limit, purpose="stream"):
+        with store.fetch(everything, purpose="stream"):
             reading.set()
             go_on.wait(60)
 
@@ -534,17 +534,18 @@ def test_room_that_background_work_pins_is_waited_for() -> None:
         torch.ops.swarm_kv.store_charge(store._handle, free + held["cache"] // 2)
     threading.Timer(0.1, go_on.set).start()
     store.charge(free + held["cache"] // 2)
-    assert job.done()
+    assert go_on.is_set()
+    assert job.wait(60)
     with pytest.raises(CapacityError):  # and what never fits is refused
         store.charge(held["limit"])
     # The other way round: work waits for a step that pins.
     store.charge(-free - held["cache"] // 2)
-    with store.fetch(segments, everything[:0], everything, limit) as fetch:
+    with store.fetch(everything) as fetch:
         for _ in fetch.rounds():
             pass
     held = store.counters()["dram"]
     size = held["limit"] - held["used"] + held["cache"] // 2
-    with store.fetch(segments, everything[:0], everything, limit, purpose="stream"):
+    with store.fetch(everything, purpose="stream"):
         waiting = store.background.submit(lambda check: store.charge(size))
         assert not waiting.wait(0.1)
     waiting.result()
