@@ -69,6 +69,8 @@ QUICK: dict[str, Any] = {
 
 MODELS = {"smollm2": (2, 10, 18, 26), "gemma3": (5, 11, 17)}
 TEXTS = ("topics", "stdlib")
+WINDOW = 256
+"""Tokens before the first test query that are in memory."""
 
 
 def run(parameters: Parameters, report: Report) -> None:
@@ -140,5 +142,6 @@ def recorded(
         context = contexts[model]
         if context:
             for text in names:
-                trace = replays.recorded(model, text, context, context + steps, layers, stride)
+                tokens = context + WINDOW + steps
+                trace = replays.recorded(model, text, context, tokens, layers, stride)
                 yield from trace.layers.values()
