@@ -174,8 +174,8 @@ def held(store: Store) -> dict[str, Any]:
     dram = counters["dram"]
     return {
         "used": dram["used"] - dram["cache"],
-        **{name: dram[name] for name in ("window", "index", "window_entries")},
-        **{name: counters[name] for name in ("tickets", "staged_bytes", "stored_bytes")},
+        **{name: dram[name] for name in ("window", "index", "window_entries", "staged_bytes")},
+        **{name: counters[name] for name in ("tickets", "stored_bytes")},
         "padding": counters["padding_bytes"],
     }
 
@@ -185,8 +185,10 @@ def files() -> int:
 
 
 def open_one(drives: list[str], **settings: Any) -> Store:
-    # Little memory: the cache must not keep every entry from the drives.
-    return open_store(drives, dram_bytes="768KiB", staging_bytes="512KiB", **settings)
+    # Little memory: the cache must not keep every entry from the drives. Through the page cache, as
+    # the files are spoiled: Linux fails writes that collide with direct ones.
+    small = {"dram_bytes": "768KiB", "staging_bytes": "512KiB", "direct": False}
+    return open_store(drives, **small, **settings)
 
 
 def test_steps_over_drives_that_lose_and_change_data(drives: list[str]) -> None:
@@ -203,14 +205,12 @@ def test_steps_over_drives_that_lose_and_change_data(drives: list[str]) -> None:
 
     run(turn)
     found = run.found
+    named = re.compile(rf"drive {drives[FAILING]}: entry (\d+) of sequence \d+ (could|does) not")
+    assert [message for message in run.messages if not named.match(message)] == []
     assert (found["wrong"], found["missing"]) == (0, 0)
     assert found["steps"] == THREADS * STEPS
     assert found["entries"] > 10000
     assert min(found["failures"], found["cancelled"], store.stats().repaired) > 10
-    named = re.compile(rf"drive {drives[FAILING]}: entry (\d+) of sequence \d+ (could|does) not")
-    for message in run.messages:
-        match = named.match(message)
-        assert match, message
     del run
     gc.collect()
     assert held(store) == start
@@ -271,7 +271,7 @@ def test_more_fetches_than_the_staging_memory_holds(drives: list[str]) -> None:
             arrived[number] += len(ids)
     assert arrived == [900, 900]
     fetches[-1].release()
-    assert store.counters()["staged_bytes"] == 0
+    assert store.counters()["dram"]["staged_bytes"] == 0
 
 
 def test_sequences_join_until_memory_is_full_and_again_when_one_leaves(drives: list[str]) -> None:
