@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import swarm_kv
 from swarm_kv import compat
-from swarm_kv.store import Store
+from swarm_kv.store import Fetch, Store, Wanted
 
 KINDS = ("qwen3", "llama", "qwen3_moe", "gpt_oss", "gemma3")
 PROMPT = 200
@@ -126,10 +127,13 @@ def test_a_lost_block_shows(
     expected = teacher_forced(model, ids, mask)
     fetch = Store.fetch
 
-    def lose_a_block(
-        self: Store, segments: Any, clusters: Tensor, entries: Tensor, *a: Any, **k: Any
-    ):
-        return fetch(self, segments, clusters, entries[(entries < 32) | (entries >= 48)], *a, **k)
+    def lose_a_block(self: Store, rows: Iterable[Wanted], **how: Any) -> Fetch:
+        def lost(entries: Tensor) -> Tensor:
+            return entries[(entries < 32) | (entries >= 48)]
+
+        return fetch(
+            self, [dataclasses.replace(row, entries=lost(row.entries)) for row in rows], **how
+        )
 
     monkeypatch.setattr(Store, "fetch", lose_a_block)
     with swarm_kv.patch(model, settings(drives)):
