@@ -237,7 +237,7 @@ def sweep(
         # hardly be read.
         dram = store.counters()["dram"]
         growth = len(layers) * (one.q.shape[1] - context) * entry
-        room = -(-growth // WINDOW_PIECE) * WINDOW_PIECE
+        room = (-(-growth // WINDOW_PIECE) + 2 * len(layers)) * WINDOW_PIECE
         held = dram["staging"] + dram["window"] + dram["index"] + room
         store.charge(dram["limit"] - held)
         play = functools.partial(_play, store, list(layers.values()), filled, context)
