@@ -64,6 +64,54 @@ class Report:
         self.notes.append(text)
 
 
+class Program:
+    """A C++ program of csrc/bench that prints JSON.
+
+    Args:
+        name: its target.
+        configured: its path; the newest one below build/ if empty.
+
+    Raises:
+        Unavailable: it is not there; the message says how to build it.
+    """
+
+    def __init__(self, name: str, configured: str) -> None:
+        build = (
+            "cmake -S . -B build/release -DCMAKE_BUILD_TYPE=Release -DSWARM_KV_TESTS=OFF && "
+            f"cmake --build build/release --target {name}"
+        )
+        if configured:
+            self.path = pathlib.Path(configured)
+            if not os.access(self.path, os.X_OK):
+                raise Unavailable(f"`{self.path}` is not a program; build it: {build}")
+            return
+        # Sanitizer builds are too slow to measure.
+        built = [p for p in ROOT.glob(f"build/**/{name}") if "san" not in p.parent.name]
+        if not built:
+            raise Unavailable(f"{name} is not built: {build}")
+        self.path = max(built, key=lambda program: program.stat().st_mtime)
+
+    def output(self, arguments: Sequence[str], timeout_s: float) -> Any:
+        """What it prints.
+
+        Raises:
+            Unavailable: it failed or did not finish.
+        """
+        try:
+            done = subprocess.run(
+                [self.path, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"`{self.path}` took longer than {timeout_s:g} s") from error
+        except subprocess.CalledProcessError as error:
+            raise Unavailable(f"`{self.path}` failed: {error.stderr.strip()}") from error
+        return json.loads(done.stdout)
+
+
 def machine() -> dict[str, Any]:
     """The machine, without anything that identifies it."""
     cpu = platform.processor() or platform.machine()

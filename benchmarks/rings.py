@@ -8,22 +8,14 @@ of `_kiops` (thousand requests per second) and `_cpu_us` (CPU microseconds per r
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import pathlib
 import statistics
-import subprocess
 import tempfile
 from typing import Any
 
-from benchmarks.harness import ROOT, Report, Unavailable
+from benchmarks.harness import Program, Report
 
 KINDS = {"shared": "one ring", "per_drive": "a ring each"}
 _SHORT = {"kiops": "rate", "cpu_us": "CPU"}
-BUILD = (
-    "cmake -S . -B build/release -DCMAKE_BUILD_TYPE=Release -DSWARM_KV_TESTS=OFF && "
-    "cmake --build build/release --target rings_bench"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,39 +33,11 @@ class Parameters:
 QUICK: dict[str, Any] = {"repeats": 1}
 
 
-def find_program(configured: str) -> pathlib.Path:
-    if configured:
-        program = pathlib.Path(configured)
-        if not os.access(program, os.X_OK):
-            raise Unavailable(f"`{program}` is not a program; build it: {BUILD}")
-        return program
-    # Sanitizer builds are too slow to measure.
-    built = [p for p in ROOT.glob("build/**/rings_bench") if "san" not in p.parent.name]
-    if not built:
-        raise Unavailable(f"rings_bench is not built: {BUILD}")
-    return max(built, key=lambda program: program.stat().st_mtime)
-
-
-def run_program(program: pathlib.Path, paths: list[str], timeout_s: float) -> list[dict[str, Any]]:
-    try:
-        done = subprocess.run(
-            [program, *paths], capture_output=True, text=True, timeout=timeout_s, check=True
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"`{program}` took longer than {timeout_s:g} s") from error
-    except subprocess.CalledProcessError as error:
-        raise Unavailable(f"`{program}` failed: {error.stderr.strip()}") from error
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return rows
-
-
 def run(parameters: Parameters, report: Report) -> None:
-    program = find_program(parameters.program)
+    program = Program("rings_bench", parameters.program)
     with tempfile.TemporaryDirectory(prefix="swarm_kv_bench_") as scratch:
         paths = list(parameters.paths) or [scratch]
-        runs = [
-            run_program(program, paths, parameters.timeout_s) for _ in range(parameters.repeats)
-        ]
+        runs = [program.output(paths, parameters.timeout_s) for _ in range(parameters.repeats)]
     ratios: dict[str, list[float]] = {"kiops": [], "cpu_us": []}
     for rows in zip(*runs, strict=True):
         first = rows[0]

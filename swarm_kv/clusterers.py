@@ -18,7 +18,7 @@ import torch
 
 from . import ops
 from .config import SwarmConfig
-from .errors import ArgumentError
+from .registry import Registry
 
 Clusters = tuple[torch.Tensor, torch.Tensor]
 Clusterer = Callable[[torch.Tensor, torch.Tensor, SwarmConfig], Clusters]
@@ -27,36 +27,13 @@ KEYS_PER_CELL = 16
 ITERATIONS = 20
 SEED = 1234
 
-_CLUSTERERS: dict[str, Clusterer] = {}
-
-
-def clusterer(name: str) -> Callable[[Clusterer], Clusterer]:
-    """Register a clusterer under `name`."""
-
-    def register(function: Clusterer) -> Clusterer:
-        _CLUSTERERS[name] = function
-        return function
-
-    return register
-
-
-def names() -> list[str]:
-    """Names that `SwarmConfig.clusterer` may be."""
-    return sorted(_CLUSTERERS)
-
-
-def resolve(choice: Any) -> Clusterer:
-    """The clusterer that `choice` names or is.
-
-    Raises:
-        ArgumentError: neither a known name nor callable.
-    """
-    if callable(choice):
-        function: Clusterer = choice
-        return function
-    if choice not in _CLUSTERERS:
-        raise ArgumentError(f"unknown `clusterer` ({choice!r}); choose one of {names()}")
-    return _CLUSTERERS[choice]
+_CLUSTERERS: Registry[Clusterer] = Registry("clusterer")
+clusterer = _CLUSTERERS.register
+"""Registers a clusterer under a name."""
+names = _CLUSTERERS.names
+"""Names that `SwarmConfig.clusterer` may be."""
+resolve = _CLUSTERERS.resolve
+"""The clusterer that a setting names or is."""
 
 
 def has_radius(choice: Any) -> bool:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from . import ops
 from .config import SwarmConfig
-from .errors import ArgumentError
 from .layout import Queries
+from .registry import Registry
 
 OBSERVED_STEPS = 256
 """Longest observation: W of Eq. 9 is the window, but no more than this."""
@@ -56,36 +55,13 @@ class Lot:
 
 
 Strategy = Callable[[Lot, SwarmConfig], Homes]
-_STRATEGIES: dict[str, Strategy] = {}
-
-
-def strategy(name: str) -> Callable[[Strategy], Strategy]:
-    """Register a strategy under `name`."""
-
-    def register(function: Strategy) -> Strategy:
-        _STRATEGIES[name] = function
-        return function
-
-    return register
-
-
-def names() -> list[str]:
-    """Names that `SwarmConfig.maintenance` may be."""
-    return sorted(_STRATEGIES)
-
-
-def resolve(choice: Any) -> Strategy:
-    """The strategy that `choice` names or is.
-
-    Raises:
-        ArgumentError: neither a known name nor callable.
-    """
-    if callable(choice):
-        function: Strategy = choice
-        return function
-    if choice not in _STRATEGIES:
-        raise ArgumentError(f"unknown `maintenance` ({choice!r}); choose one of {names()}")
-    return _STRATEGIES[choice]
+_STRATEGIES: Registry[Strategy] = Registry("maintenance")
+strategy = _STRATEGIES.register
+"""Registers a strategy of maintenance under a name."""
+names = _STRATEGIES.names
+"""Names that `SwarmConfig.maintenance` may be."""
+resolve = _STRATEGIES.resolve
+"""The strategy of maintenance that a setting names or is."""
 
 
 def needs_bits(chosen: Strategy) -> bool:

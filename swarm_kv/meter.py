@@ -37,16 +37,13 @@ class MassMeter:
     """Measurements of the mass: their mean, and how they move.
 
     Attributes:
-        recent: moving mean; a sequence that keeps a meter of its own sees there that its context
-            has drifted. Both means are 0 before the first measurement.
-        recent_error: standard error of `recent`.
+        recent: moving mean. Both means are 0 before the first measurement.
     """
 
     samples: int = 0
     total: float = 0.0
     variance: float = 0.0
     recent: float = 0.0
-    recent_error: float = 0.0
 
     def add(self, mass: Mass) -> None:
         """Add one measurement."""
@@ -55,7 +52,6 @@ class MassMeter:
         self.variance += mass.error**2
         weight = max(RECENT, 1 / self.samples)
         self.recent += weight * (mass.share - self.recent)
-        self.recent_error = math.hypot((1 - weight) * self.recent_error, weight * mass.error)
 
     @property
     def mean(self) -> float:

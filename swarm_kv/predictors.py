@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .errors import ArgumentError
+from .registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,36 +40,13 @@ class Hint:
 Predictor = Callable[[Hint], torch.Tensor]
 """Returns a query [batch, heads, n, head_dim], rotated and not scaled."""
 
-_PREDICTORS: dict[str, Predictor] = {}
-
-
-def predictor(name: str) -> Callable[[Predictor], Predictor]:
-    """Register a predictor under `name`."""
-
-    def register(function: Predictor) -> Predictor:
-        _PREDICTORS[name] = function
-        return function
-
-    return register
-
-
-def names() -> list[str]:
-    """Names that `SwarmConfig.predictor` may be."""
-    return sorted(_PREDICTORS)
-
-
-def resolve(choice: Any) -> Predictor:
-    """The predictor that `choice` names or is.
-
-    Raises:
-        ArgumentError: neither a known name nor callable.
-    """
-    if callable(choice):
-        function: Predictor = choice
-        return function
-    if choice not in _PREDICTORS:
-        raise ArgumentError(f"unknown `predictor` ({choice!r}); choose one of {names()}")
-    return _PREDICTORS[choice]
+_PREDICTORS: Registry[Predictor] = Registry("predictor")
+predictor = _PREDICTORS.register
+"""Registers a predictor under a name."""
+names = _PREDICTORS.names
+"""Names that `SwarmConfig.predictor` may be."""
+resolve = _PREDICTORS.resolve
+"""The predictor that a setting names or is."""
 
 
 @predictor("projection")

@@ -102,11 +102,7 @@ def rewrite(task: Task, check: Check) -> Rewritten:
         keys, values = read_entries(store, shape, task.segments, 0, entries, check)
         layout, owner = _group(task, keys)
         check()
-        medoids = None
-        if task.index.medoids is not None:
-            medoids = task.index.medoids.alike(
-                keys, layout.offsets, layout.members, layout.activations
-            )
+        medoids = _medoids(task, keys, layout)
         config = store.config
         segment = store.write(
             keys,
@@ -140,10 +136,7 @@ def _by_queries(task: Task, keys: torch.Tensor, queries: Queries) -> Layout:
     few = dataclasses.replace(config, min_activation=max(1, round(config.min_activation * share)))
 
     def indexed(layout: Layout) -> Index:
-        medoids = None
-        if index.medoids is not None:
-            medoids = index.medoids.alike(keys, layout.offsets, layout.members, layout.activations)
-        return index.laid_out(layout.offsets, layout.members, medoids)
+        return index.laid_out(layout.offsets, layout.members, _medoids(task, keys, layout))
 
     return choose(
         Problem(
@@ -159,6 +152,13 @@ def _by_queries(task: Task, keys: torch.Tensor, queries: Queries) -> Layout:
         ),
         few,
     )
+
+
+def _medoids(task: Task, keys: torch.Tensor, layout: Layout) -> Medoids | None:
+    medoids = task.index.medoids
+    if medoids is None:
+        return None
+    return medoids.alike(keys, layout.offsets, layout.members, layout.activations)
 
 
 def by_owner(

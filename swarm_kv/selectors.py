@@ -8,49 +8,25 @@ a function with `@selector("name")`; a `SwarmConfig` may also be given the funct
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from . import ops
 from .config import SwarmConfig
-from .errors import ArgumentError
 from .index import Index
+from .registry import Registry
 
 Selection = tuple[torch.Tensor, torch.Tensor]
 Selector = Callable[[torch.Tensor, Index, int, SwarmConfig], Selection]
 
 _NONE = torch.empty(0, dtype=torch.int64)
-_SELECTORS: dict[str, Selector] = {}
-
-
-def selector(name: str) -> Callable[[Selector], Selector]:
-    """Register a selector under `name`."""
-
-    def register(function: Selector) -> Selector:
-        _SELECTORS[name] = function
-        return function
-
-    return register
-
-
-def names() -> list[str]:
-    """Names that `SwarmConfig.selector` may be."""
-    return sorted(_SELECTORS)
-
-
-def resolve(choice: Any) -> Selector:
-    """The selector that `choice` names or is.
-
-    Raises:
-        ArgumentError: neither a known name nor callable.
-    """
-    if callable(choice):
-        function: Selector = choice
-        return function
-    if choice not in _SELECTORS:
-        raise ArgumentError(f"unknown `selector` ({choice!r}); choose one of {names()}")
-    return _SELECTORS[choice]
+_SELECTORS: Registry[Selector] = Registry("selector")
+selector = _SELECTORS.register
+"""Registers a selector under a name."""
+names = _SELECTORS.names
+"""Names that `SwarmConfig.selector` may be."""
+resolve = _SELECTORS.resolve
+"""The selector that a setting names or is."""
 
 
 def needs_medoids(chosen: Selector) -> bool:

@@ -310,7 +310,7 @@ class Sequence:
         return self._recent_charge is not None
 
     def note_mass(self, mass: float) -> None:
-        """Tell how much attention a step's selection had, of the best possible, 0 to 1.
+        """Tell which share of the attention to stored entries a step's selection had, 0 to 1.
 
         When it has clearly fallen since the layout was made, all entries are grouped anew by the
         next W queries.

@@ -170,7 +170,11 @@ class Step:
         self.scaled = [part.query * shape.scale for part in parts]
         self.queries = torch.cat([part.query.transpose(0, 1) for part in parts])
         self.sinks = None if sinks is None else sinks.to(self.queries.dtype)
-        self.fetched: list[list[torch.Tensor]] = [[] for _ in parts]
+        ends = itertools.accumulate(part.query.shape[1] for part in parts)
+        self.rows = [  # of `queries`, by part
+            slice(end - part.query.shape[1], end) for end, part in zip(ends, parts, strict=True)
+        ]
+        self.fetched: list[list[torch.Tensor]] = [[NOTHING] for _ in parts]
         self.waited = 0.0
         self.cost: Cost | None = None  # when something was read
 
@@ -195,13 +199,14 @@ class Step:
             for part, query in zip(self.parts, self.scaled, strict=True)
         ]
         attended = self._read_and_attend(wanted, ahead)
-        self._observe(ahead)
+        fetched = [torch.cat(seen) for seen in self.fetched]
+        self._observe(fetched, ahead)
         if recall.due(number, layer, self.store.config.recall_every):
-            self._measure(attended[1], layer, 1024 * number + layer)
-        attended = self._estimated(attended)
+            self._measure(fetched, attended[1], layer, 1024 * number + layer)
+        attended = self._estimated(fetched, attended)
         for part in self.parts:
             part.row.settle()
-        return list(torch.split(attended[0], [part.query.shape[1] for part in self.parts]))
+        return [attended[0][rows] for rows in self.rows]
 
     def _read_and_attend(self, wanted: list[Wanted], ahead: Ahead | None) -> Attended:
         if not any(one.segments for one in wanted):
@@ -271,47 +276,40 @@ class Step:
             self.softcap,
         )
 
-    def _estimated(self, attended: Attended) -> Attended:
+    def _estimated(self, fetched: list[torch.Tensor], attended: Attended) -> Attended:
         """Adds what stands in for entries that were not read (`estimate_unfetched`)."""
         if not any(part.row.stored and part.row.stored.means for part in self.parts):
             return attended
         out, lse = torch.zeros_like(attended[0]), torch.full_like(attended[1], -math.inf)
-        first = 0
-        for part, query, seen in zip(self.parts, self.scaled, self.fetched, strict=True):
-            rows = slice(first, first + part.query.shape[1])
-            first = rows.stop
+        for part, query, ids, rows in zip(self.parts, self.scaled, fetched, self.rows, strict=True):
             stored = part.row.stored
             if stored is not None and stored.means is not None:
                 out[rows], lse[rows] = part.row.estimate(
-                    stored.means, query, torch.cat(seen), part.visible, self.softcap
+                    stored.means, query, ids, part.visible, self.softcap
                 )
         return ops.merge_attention(*attended, out, lse)
 
-    def _observe(self, ahead: Ahead | None) -> None:
+    def _observe(self, fetched: list[torch.Tensor], ahead: Ahead | None) -> None:
         """Tell each sequence what its true queries selected, and the meter what was foreseen."""
         meter = self.store.meter
         judging = ahead is not None and meter.prefetch.take_step(ahead.seconds, self.waited)
-        for part, query, seen in zip(self.parts, self.scaled, self.fetched, strict=True):
+        for part, query, ids in zip(self.parts, self.scaled, fetched, strict=True):
             if part.row.index() is None:
                 continue
-            ids = torch.cat(seen)
             part.row.observe(query, ids)
             if ahead is not None and judging:
                 meter.prefetch.add_accuracy(*ahead.caught(part.row, ids))
 
-    def _measure(self, lse: torch.Tensor, layer: int, seed: int) -> None:
+    def _measure(
+        self, fetched: list[torch.Tensor], lse: torch.Tensor, layer: int, seed: int
+    ) -> None:
         """Recall of each sequence: how much attention what was fetched holds."""
         resident_lse = self._attend(self._resident([NOTHING] * len(self.parts)), self.sinks)[1]
-        first = 0
-        for part, query, seen in zip(self.parts, self.scaled, self.fetched, strict=True):
-            rows = slice(first, first + part.query.shape[1])
-            first = rows.stop
+        for part, query, ids, rows in zip(self.parts, self.scaled, fetched, self.rows, strict=True):
             index = part.row.index()
             if index is None or part.visible is not None:
                 continue
-            attended = recall.Attended(
-                query, torch.cat(seen), lse[rows], resident_lse[rows], self.softcap
-            )
+            attended = recall.Attended(query, ids, lse[rows], resident_lse[rows], self.softcap)
             budget, sample = budget_of(part.row), self.store.config.recall_sample
             mass = recall.measure(part.row, index, attended, budget, sample, seed)
             if mass is not None:

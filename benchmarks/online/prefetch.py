@@ -227,7 +227,7 @@ def sweep(
         dram_bytes=staging + len(layers) * context * entry,
         staging_bytes=staging,
         initial_fill="none",
-        recluster="off",  # nothing else is read or held meanwhile
+        recluster="off",  # nothing else is read meanwhile
         recall_every=0,
     )
     store = Store(settings)

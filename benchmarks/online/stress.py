@@ -8,20 +8,13 @@ while, all have short reads (csrc/tests/stress.h). Every entry carries a pattern
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import pathlib
-import subprocess
 import tempfile
 from typing import Any
 
-from benchmarks.harness import ROOT, Report, Unavailable
+from benchmarks.harness import Program, Report
 
 DRIVES = 4
-BUILD = (
-    "cmake -S . -B build/release -DCMAKE_BUILD_TYPE=Release -DSWARM_KV_TESTS=OFF && "
-    "cmake --build build/release --target stress_bench"
-)
 NONE_OF = {
     "wrong": "entries with a wrong byte",
     "missing": "entries that were not delivered, or not asked for",
@@ -80,38 +73,13 @@ def measure(parameters: Parameters) -> dict[str, Any]:
     Raises:
         Unavailable: it is not built, or it did not finish.
     """
-    program = find_program(parameters.program)
+    program = Program("stress_bench", parameters.program)
     with tempfile.TemporaryDirectory(prefix="swarm_kv_bench_") as scratch:
         paths = list(parameters.paths)
         if not paths:
             paths = [f"{scratch}/drive{number}" for number in range(DRIVES)]
             for path in paths:
                 pathlib.Path(path).mkdir()
-        try:
-            done = subprocess.run(
-                [program, "--steps", str(parameters.steps), *paths],
-                capture_output=True,
-                text=True,
-                timeout=parameters.timeout_s,
-                check=True,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"`{program}` took over {parameters.timeout_s:g} s") from error
-        except subprocess.CalledProcessError as error:
-            raise Unavailable(f"`{program}` failed: {error.stderr.strip()}") from error
-    figures: dict[str, Any] = json.loads(done.stdout)
+        arguments = ["--steps", str(parameters.steps), *paths]
+        figures: dict[str, Any] = program.output(arguments, parameters.timeout_s)
     return figures
-
-
-def find_program(configured: str) -> pathlib.Path:
-    """The program named, or the newest one below build/."""
-    if configured:
-        program = pathlib.Path(configured)
-        if not os.access(program, os.X_OK):
-            raise Unavailable(f"`{program}` is not a program; build it: {BUILD}")
-        return program
-    # Sanitizer builds are too slow to measure.
-    built = [p for p in ROOT.glob("build/**/stress_bench") if "san" not in p.parent.name]
-    if not built:
-        raise Unavailable(f"stress_bench is not built: {BUILD}")
-    return max(built, key=lambda program: program.stat().st_mtime)
