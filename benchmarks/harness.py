@@ -35,9 +35,15 @@ def summary(name: str, unit: str, raw: Sequence[float]) -> dict[str, Any]:
 
 
 class Report:
-    """Collects what a benchmark measures and which of its goals hold."""
+    """Collects what a benchmark measures and which of its goals hold.
 
-    def __init__(self) -> None:
+    Args:
+        paths: directories of real drives; simulated ones if empty.
+    """
+
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        self.paths = tuple(paths)
+        self.drives: list[dict[str, Any]] = []
         self.measurements: list[dict[str, Any]] = []
         self.checks: list[dict[str, Any]] = []
         self.notes: list[str] = []
@@ -59,9 +65,15 @@ class Report:
             {"name": name, "value": float(value), "goal": goal, "holds": bool(holds)}
         )
 
+    def use(self, drives: Sequence[dict[str, Any]], note: str) -> None:
+        """Tell which drives are measured, see `benchmarks.drives.Drives.describe`."""
+        self.drives += [one for one in drives if one not in self.drives]
+        self.note(note)
+
     def note(self, text: str) -> None:
         """Add a sentence that a reader of the figures needs."""
-        self.notes.append(text)
+        if text not in self.notes:
+            self.notes.append(text)
 
 
 class Program:
@@ -203,6 +215,7 @@ def result_of(name: str, parameters: Any, report: Report, *, quick: bool) -> dic
         "name": name,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
+        "drives": report.drives,
         "versions": versions(),
         "quick": quick,
         "seed": values.get("seed"),

@@ -23,14 +23,17 @@ class Benchmark:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
+    "table4": Benchmark("benchmarks.table4", "time to select, and bytes of the index"),
+    "table5": Benchmark("benchmarks.table5", "clusters while a context grows"),
+    "fig14": Benchmark("benchmarks.fig14", "scheduling: deduplication and balance"),
+    "fig15": Benchmark("benchmarks.fig15", "cluster cache: policies by cache ratio"),
+    "store": Benchmark("benchmarks.store", "retrieval against fio"),
+    "prefetch": Benchmark("benchmarks.prefetch", "predicted queries, and the I/O time they hide"),
     "accuracy": Benchmark(
         "benchmarks.accuracy", "perplexity, KL and pass keys against full attention"
     ),
-    "offline": Benchmark(
-        "benchmarks.offline", "profiling, clustering, layouts, selection and codecs"
-    ),
-    "online": Benchmark(
-        "benchmarks.online", "reads, scheduling, prefetch, maintenance, cluster cache and stress"
-    ),
+    "codecs": Benchmark("benchmarks.codecs", "what codecs save and cost on a real model"),
+    "scale": Benchmark("benchmarks.scale", "profiling and clustering against length"),
+    "stress": Benchmark("benchmarks.stress", "ten thousand steps over drives that fail"),
     "rings": Benchmark("benchmarks.rings", "one io_uring for all drives against one per drive"),
 }

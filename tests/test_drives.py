@@ -17,8 +17,8 @@ import time
 import pytest
 
 import benchmarks.drives
-from benchmarks.drives import PM9A3, DriveModel, stand_in_drives
-from benchmarks.harness import Unavailable
+from benchmarks.drives import PM9A3, DriveModel, checked_drives, stand_in_drives
+from benchmarks.harness import Report, Unavailable
 
 SIZE = 4 << 20
 SLOW = DriveModel("slow", iops=1000, bytes_per_second=16e6, latency=1e-3)
@@ -105,8 +105,42 @@ def test_a_drive_that_does_not_deliver_its_model_is_refused(drives, monkeypatch)
     monkeypatch.setattr(benchmarks.drives.fio, "rates", lambda *_, **__: list(delivered))
     drives.check(sizes=[4096])
     delivered[1] *= 0.9
-    with pytest.raises(Unavailable, match="stand-in drive 1 of 2"):
+    with pytest.raises(Unavailable, match="drive 1 of 2"):
         drives.check(sizes=[4096])
+
+
+def test_results_say_which_drives_and_are_refused_when_those_drift(monkeypatch):
+    delivered = [SLOW.rate(4096)]
+    monkeypatch.setattr(benchmarks.drives.fio, "rates", lambda *_, **__: list(delivered))
+    report = Report()
+    with checked_drives([SLOW], SIZE, report, checked=[4096]) as drives:
+        if not drives.throttled:
+            pytest.skip(drives.note)
+    (used,) = report.drives
+    assert (used["kind"], used["model"], used["count"]) == ("simulated", "slow", 1)
+    with (
+        pytest.raises(Unavailable, match="drive 0 of 1"),
+        checked_drives([SLOW], SIZE, report, checked=[4096]),
+    ):
+        delivered[0] /= 2
+
+
+def test_real_paths_take_the_place_of_simulated_drives(tmp_path, monkeypatch):
+    rates = {4 << 10: [5000.0], 256 << 10: [400.0]}
+    monkeypatch.setattr(benchmarks.drives.fio, "rates", lambda files, *, block, **_: rates[block])
+    report = Report([str(tmp_path)])
+    with checked_drives([SLOW], SIZE, report, checked=[4096]) as drives:
+        (file,) = drives.files
+        assert file.parent.parent == tmp_path
+        assert file.stat().st_size == SIZE
+        assert drives.models[0].bytes_per_second == 400 * (256 << 10)
+    assert not file.exists()
+    assert report.drives[0]["kind"] == "real"
+    with (
+        pytest.raises(Unavailable, match="2 drives are needed, --paths names 1"),
+        checked_drives([SLOW] * 2, SIZE, report),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL])

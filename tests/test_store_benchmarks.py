@@ -1,4 +1,4 @@
-"""The parts of the benchmark `online` that read from stand-in drives, small and without root."""
+"""The benchmarks that read from stand-in drives, small and without root."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import benchmarks.drives
+from benchmarks import fig14, store
 from benchmarks.drives import PM9A3, stand_in_drives
+from benchmarks.fig14 import Case, Cost
 from benchmarks.harness import Report, Unavailable
-from benchmarks.online import reads, scheduling
-from benchmarks.online.scheduling import Case, Cost
 from swarm_kv.trace import LayerTrace, Settings, layer_trace
 
 
@@ -29,10 +29,10 @@ def held(report: Report) -> dict[str, bool]:
 
 
 def test_every_drive_gives_requests_of_the_size_asked_for(without_fuse, monkeypatch):
-    monkeypatch.setattr(reads, "DRIVE_BYTES", 4 << 20)
+    monkeypatch.setattr(store, "DRIVE_BYTES", 4 << 20)
     with stand_in_drives([PM9A3] * 3, 4 << 20) as drives:
-        for size, depth in reads.DEPTHS.items():
-            retrieval = reads.Retrieval(drives, size, verify=True)
+        for size, depth in store.DEPTHS.items():
+            retrieval = store.Retrieval(drives, size, verify=True)
             speed = retrieval.run(2 * 3 * depth, seed=1)
             assert speed.bytes_per_second > 0
             each = [d["reads"] for d in retrieval._store.counters()["drives"]]
@@ -43,12 +43,13 @@ def test_every_drive_gives_requests_of_the_size_asked_for(without_fuse, monkeypa
 
 @pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
 def test_reads_are_compared_with_fio_where_files_stand_in(without_fuse, monkeypatch):
-    monkeypatch.setattr(reads, "DRIVE_BYTES", 4 << 20)
+    monkeypatch.setattr(store, "DRIVE_BYTES", 4 << 20)
     report = Report()
-    reads.run(report, counts=(2,), sizes=(16384,), seconds=0.01, slowdown=1, repeats=1)
+    small = store.Parameters(counts=(2,), sizes=(16384,), seconds=0.01, slowdown=1.0, repeats=1)
+    store.run(small, report)
     names = {m["name"] for m in report.measurements}
-    assert {f"2 x 16 KiB: {way}" for way in reads.WAYS} <= names
-    assert {f"2 x 16 KiB, unthrottled: CPU, {way}" for way in reads.WAYS} <= names
+    assert {f"2 x 16 KiB: {way}" for way in store.WAYS} <= names
+    assert {f"2 x 16 KiB, unthrottled: CPU, {way}" for way in store.WAYS} <= names
     assert "2 x 16 KiB: bytes per second, retrieval / fio" in held(report)
     # Files on one disk tell nothing about scaling.
     assert not any("8 drives / 1" in name for name in held(report))
@@ -76,7 +77,7 @@ CASE = Case("small", "sequential")
 def test_strategies_are_compared_by_the_model_where_files_stand_in(without_fuse, layer):
     report = Report()
     batch = dataclasses.replace(CASE, name="batch", rows=2)
-    scheduling.run(report, [layer], cases=(CASE, batch), steps=4, sets=("8 drives", "4 + 4 mixed"))
+    fig14.compare(report, [layer], cases=(CASE, batch), steps=4, sets=("8 drives", "4 + 4 mixed"))
     measured = {m["name"]: m["median"] for m in report.measurements}
     for drives in ("8 drives", "4 + 4 mixed"):
         # Swarm reads each entry once and ends no later than any ablation.
@@ -87,32 +88,30 @@ def test_strategies_are_compared_by_the_model_where_files_stand_in(without_fuse,
 
 
 def test_a_batch_selects_for_all_its_rows(layer):
-    selected = scheduling.select(layer, dataclasses.replace(CASE, rows=2), steps=2)
+    selected = fig14.select(layer, dataclasses.replace(CASE, rows=2), steps=2)
     assert [len(rows) for rows in selected.steps] == [2, 2]
     assert sorted(set(selected.members.tolist())) == list(range(layer.settings.entries))
 
 
 def test_a_strategy_that_beats_swarm_is_told(layer):
     report = Report()
-    costs = {name: Cost(2.0, 2.0, 1.0) for name in scheduling.STRATEGIES}
-    scheduling.summarise("equal", costs, report)
+    costs = {name: Cost(2.0, 2.0, 1.0) for name in fig14.STRATEGIES}
+    fig14.summarise("equal", costs, report)
     assert held(report)["equal: latency, least factor"]
     assert not held(report)["equal: latency, mean factor"]
     costs["dedup_only"] = Cost(1.9, 2.0, 1.0)
-    scheduling.summarise("beaten", costs, report)
+    fig14.summarise("beaten", costs, report)
     assert not held(report)["beaten: latency, least factor"]
 
 
 def test_strategies_read_from_simulated_ssds(layer):
     fast = PM9A3.slower(100)
     case = dataclasses.replace(CASE, rows=2)
-    selected = [scheduling.select(layer, case, steps=2)]
+    selected = [fig14.select(layer, case, steps=2)]
     with stand_in_drives([fast] * 2, 16 << 20) as drives:
         if not drives.throttled:
             pytest.skip(drives.note)
-        costs = {
-            name: scheduling.fetched(drives, selected, case, name) for name in ("swarm", "static")
-        }
+        costs = {name: fig14.fetched(drives, selected, case, name) for name in ("swarm", "static")}
     # Two rows of one context overlap: what both want is read once by swarm.
     assert costs["static"].bytes > costs["swarm"].bytes
     assert costs["swarm"].seconds > costs["swarm"].bytes / (2 * fast.bytes_per_second)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from benchmarks.drives import PM9A3, Drives, stand_in_drives
+from benchmarks.drives import PM9A3, Drives, checked_drives
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, models, selectors, texts
 from swarm_kv.cache import full_attention_layers
@@ -310,46 +310,45 @@ def _play(
 SOURCES = ("post_attention", "decoder_input", "previous")
 
 
-def run(
-    report: Report,
-    *,
-    smollm2_context: int = 4096,
-    gemma_context: int = 4096,
-    tokens: int = 48,
-    ratios: Sequence[float] = (0.0, 0.5, 1.0, 2.0, 4.0),
-    replayed: Sequence[int] = (2, 10, 18, 26),
-    drives: int = 4,
-    slower: float = 300.0,
-    repeats: int = 1,
-) -> None:
-    """All figures of this module, into `report`.
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    smollm2_context: int = 4096
+    """Tokens before the first test token."""
+    gemma_context: int = 4096
+    """0 leaves the model out."""
+    tokens: int = 48
+    """Test tokens."""
+    ratios: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0)
+    """Compute over I/O time."""
+    replayed: tuple[int, ...] = (2, 10, 18, 26)
+    """Layers of SmolLM2 for the sweep."""
+    drives: int = 4
+    slowdown: float = 300.0
+    """The drives are PM9A3 at 1/`slowdown` of their rates."""
+    repeats: int = 1
+    """Passes of each way and ratio."""
 
-    Args:
-        report: takes them.
-        smollm2_context, gemma_context: tokens before the first test token; 0 leaves a model out of
-            the predictions.
-        tokens: test tokens.
-        ratios: compute over I/O time.
-        replayed: layers of SmolLM2 for the sweep.
-        drives: stand-in drives. slower: how much slower than a PM9A3 each is.
-        repeats: passes of each way and ratio.
-    """
+
+QUICK = {"smollm2_context": 2048, "gemma_context": 0, "tokens": 16, "ratios": (0.0, 1.0)}
+
+
+def run(parameters: Parameters, report: Report) -> None:
+    """What predicted queries find, and how much I/O time they hide."""
+    smollm2_context, tokens = parameters.smollm2_context, parameters.tokens
     rows = {}
     recorded = _recorded("smollm2", smollm2_context, tokens)
     rows["SmolLM2"] = predictions(recorded, smollm2_context)
-    if gemma_context:
-        rows["Gemma 3"] = predictions(_recorded("gemma3", gemma_context, tokens), gemma_context)
+    if parameters.gemma_context:
+        recorded_gemma = _recorded("gemma3", parameters.gemma_context, tokens)
+        rows["Gemma 3"] = predictions(recorded_gemma, parameters.gemma_context)
     for model, found in rows.items():
         _summarise_predictions(model, found, report)
-    layers = {number: recorded[number] for number in replayed}
-    size = sum(2 * layer.k.nbytes for layer in layers.values()) // drives + (64 << 20)
-    with stand_in_drives([PM9A3.slower(slower)] * drives, size=size) as devices:
-        devices.check()
-        _summarise_sweep(
-            sweep(layers, smollm2_context, ratios, devices, repeats),
-            report,
-        )
-        report.note(f"prefetch: {devices.note}")
+    layers = {number: recorded[number] for number in parameters.replayed}
+    drives = [PM9A3.slower(parameters.slowdown)] * parameters.drives
+    size = sum(2 * layer.k.nbytes for layer in layers.values()) // len(drives) + (64 << 20)
+    with checked_drives(drives, size, report) as devices:
+        passes = sweep(layers, smollm2_context, parameters.ratios, devices, parameters.repeats)
+        _summarise_sweep(passes, report)
 
 
 def _recorded(name: str, context: int, tokens: int) -> dict[int, Recorded]:
@@ -425,6 +424,6 @@ def _summarise_sweep(passes: list[Pass], report: Report) -> None:
         )
     Console(stderr=True, width=120).print(table)
     report.note(
-        "prefetch: queries recorded from SmolLM2 are replayed; a thread that sleeps stands for "
+        "queries recorded from SmolLM2 are replayed; a thread that sleeps stands for "
         "compute; `auto` learns within its passes"
     )

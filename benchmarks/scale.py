@@ -1,12 +1,13 @@
 """Time and memory of profiling and clustering one layer, each length in a process of its own.
 
-python -m benchmarks.offline.scale ENTRIES QUERIES prints one JSON object.
+python -m benchmarks.scale ENTRIES QUERIES prints one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -14,11 +15,26 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.harness import ROOT
+from tqdm import tqdm
+
+from benchmarks.harness import ROOT, Report
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 CENTROID_ENTRIES = 16
 ITERATIONS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    lengths: tuple[int, ...] = (16384, 32768, 65536, 131072)
+    """Entries; all with 1,024 profiled queries."""
+    longest: int = 1048576
+    """Entries, with 256 profiled queries; 0 to leave it out."""
+    kmeans: int = 32768
+    """Entries that faiss k-means is timed on, of `lengths`; 0 to leave it out."""
+
+
+QUICK = {"lengths": (8192, 16384), "longest": 0, "kmeans": 8192}
 
 
 def _resident(field: str) -> int:
@@ -84,7 +100,7 @@ def measure(entries: int, queries: int) -> dict[str, Any]:
 
 def measure_apart(entries: int, queries: int) -> dict[str, Any]:
     """`measure` in a fresh process, so that no length sees memory of another."""
-    command = [sys.executable, "-m", "benchmarks.offline.scale", str(entries), str(queries)]
+    command = [sys.executable, "-m", "benchmarks.scale", str(entries), str(queries)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     row: dict[str, Any] = json.loads(done.stdout)
     return row
@@ -112,6 +128,45 @@ def kmeans_seconds(entries: int) -> float:
     begin = time.perf_counter()
     kmeans.train(points)
     return time.perf_counter() - begin
+
+
+def run(parameters: Parameters, report: Report) -> None:
+    sizes = [(entries, 1024) for entries in parameters.lengths]
+    if parameters.longest:
+        sizes.append((parameters.longest, 256))
+    rows = []
+    for entries, queries in tqdm(sizes, desc="signatures and clustering", disable=None):
+        row = measure_apart(entries, queries)
+        case = f"{entries} entries, {queries} queries"
+        report.measure(f"{case}: signatures", "s", row["signatures_s"])
+        report.measure(f"{case}: clustering (Algorithm 1)", "s", row["clustering_s"])
+        report.measure(f"{case}: clustering (hypergraph)", "s", row["hypergraph_s"])
+        report.measure(f"{case}: memory, peak", "bytes", row["peak_bytes"])
+        report.measure(f"{case}: signatures and result", "bytes", row["held_bytes"])
+        report.at_most(
+            f"{case}: (peak - result) / signatures",
+            (row["peak_bytes"] - row["result_bytes"]) / row["signature_bytes"],
+            4.0,
+        )
+        rows.append(row)
+    report.note(
+        "synthetic keys of 8 KV heads x 128 and 32 query heads (benchmarks/synthetic.py); "
+        "memory is the growth of the resident set over what inputs took"
+    )
+    first, last = rows[0], rows[len(parameters.lengths) - 1]
+    times = last["entries"] / first["entries"]
+    report.at_most(
+        f"{times:g} times the entries: time of signatures and clustering",
+        (last["signatures_s"] + last["clustering_s"])
+        / (first["signatures_s"] + first["clustering_s"]),
+        1.5 * times,
+    )
+    if parameters.kmeans:
+        row = next(row for row in rows if row["entries"] == parameters.kmeans)
+        seconds = kmeans_seconds(parameters.kmeans)
+        report.measure(f"{parameters.kmeans} entries: faiss k-means", "s", seconds)
+        for name, figure in (("Algorithm 1", "clustering_s"), ("hypergraph", "hypergraph_s")):
+            report.at_most(f"clustering ({name}) / faiss k-means", row[figure] / seconds, 1.0)
 
 
 if __name__ == "__main__":

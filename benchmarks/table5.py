@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks import workload
 from benchmarks.harness import Report
-from swarm_kv import SwarmConfig, maintenance, models, selectors, texts, trace
+from swarm_kv import SwarmConfig, maintenance, selectors
 from swarm_kv.index import Index, members_of
 from swarm_kv.replay import PM9A3
 from swarm_kv.sequence import Geometry, Sequence
@@ -283,18 +284,20 @@ def grown(layer: LayerTrace, parameters: Parameters, way: str) -> Grown:
     return Grown(way, layer.layer, start, measure())
 
 
-def recorded(parameters: Parameters) -> trace.Trace:
-    model, tokenizer = models.load(parameters.model)
-    tokens = parameters.context + LATER + max(parameters.steps, parameters.distance_steps + 256)
-    ids = texts.token_ids(tokenizer, tokens, parameters.text)
-    return trace.record(
-        model, ids, context=parameters.context, layers=parameters.layers, name=parameters.model
+def recorded(parameters: Parameters) -> list[LayerTrace]:
+    steps = LATER + max(parameters.steps, parameters.distance_steps + 256) - workload.WINDOW
+    return workload.recorded(
+        parameters.model,
+        parameters.text,
+        context=parameters.context,
+        steps=steps,
+        layers=parameters.layers,
     )
 
 
 def run(parameters: Parameters, report: Report) -> None:
     """Table 5, and recall after a long stretch of decoding."""
-    layers = list(recorded(parameters).layers.values())
+    layers = recorded(parameters)
     bar = functools.partial(tqdm, disable=None)
     times = tuple(t for t in TIMES if t <= parameters.distance_steps)
     for strategy, paper in PAPER.items():
@@ -346,7 +349,7 @@ def run(parameters: Parameters, report: Report) -> None:
             1.0,
         )
     report.note(
-        "maintenance: 16-bit entries on four drives by the device model of a PM9A3, nothing "
+        "16-bit entries on four drives by the device model of a PM9A3, nothing "
         "cached; recall is the mass of what is read over that of the exact best tenth"
     )
 

@@ -1,15 +1,13 @@
-"""The parts of the benchmark `offline`, small: they run, and tell good from bad."""
+"""The benchmarks of the offline stage, small: they run, and tell good from bad."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 import torch
 
-from benchmarks import harness, offline, synthetic
+from benchmarks import harness, scale, synthetic, table4
+from benchmarks import pareto as replays
 from benchmarks.harness import Report
-from benchmarks.offline import replays, scale, selection
 from swarm_kv import ops
 from swarm_kv.trace import LayerTrace, Settings, layer_trace
 
@@ -75,17 +73,15 @@ def test_synthetic_entries_are_activated_together() -> None:
 
 
 def test_selection_times_every_way() -> None:
-    (row,) = selection.rows((4096,), repeats=2, seed=0)
+    (row,) = table4.rows((4096,), repeats=2, seed=0)
     assert set(row["seconds"]) == set(row["index_bytes"])
     assert all(len(times) == 2 and min(times) > 0 for times in row["seconds"].values())
     assert row["index_bytes"]["medoids of 4 bits"] < row["index_bytes"]["medoids"]
 
 
-def test_parts_are_chosen_by_name() -> None:
+def test_selection_is_checked_against_the_paper() -> None:
     report = Report()
-    chosen = dataclasses.replace(
-        offline.Parameters(), parts=("selection",), selection_lengths=(4096,), repeats=1
-    )
-    offline.run(chosen, report)
+    parameters = table4.Parameters(lengths=(4096,), repeats=1)
+    table4.run(parameters, report)
     assert {check["name"].split(":")[0] for check in report.checks} == {"4096 entries"}
-    harness.validate(harness.result_of("offline", chosen, report, quick=True))
+    harness.validate(harness.result_of("table4", parameters, report, quick=True))

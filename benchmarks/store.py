@@ -13,12 +13,11 @@ import resource
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
 
 import torch
 from tqdm import tqdm
 
-from benchmarks.drives import PM9A3, Drives, fio, stand_in_drives
+from benchmarks.drives import PM9A3, Drives, checked_drives, fio
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig
 from swarm_kv.store import NOTHING, Fetch, Store, Wanted
@@ -178,25 +177,33 @@ def median_ratio(speeds: dict[str, list[Speed]], way: str, base: str, figure: st
     )
 
 
-def run(
-    report: Report,
-    *,
-    counts: Sequence[int] = (1, 2, 4, 8),
-    sizes: Sequence[int] = tuple(DEPTHS),
-    slowdown: float = 200,
-    seconds: float = 0.8,
-    repeats: int = 3,
-) -> None:
-    """Measure reads of `sizes` bytes on `counts` drives, PM9A3 at 1/`slowdown` of their rates.
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    counts: tuple[int, ...] = (1, 2, 4, 8)
+    """Drives."""
+    sizes: tuple[int, ...] = tuple(DEPTHS)
+    """Bytes of a request."""
+    slowdown: float = 200.0
+    """The drives are PM9A3 at 1/`slowdown` of their rates."""
+    seconds: float = 0.8
+    """That a run takes, about."""
+    repeats: int = 3
+
+
+QUICK = {"counts": (1, 2), "seconds": 0.4, "repeats": 1}
+
+
+def run(parameters: Parameters, report: Report) -> None:
+    """Measure reads.
 
     CPU time is also measured with the drives unthrottled: real ones answer many requests at a time,
-    where slowed ones wake the reader for each. A run takes about `seconds`.
+    where slowed ones wake the reader for each.
     """
-    model = PM9A3.slower(slowdown)
+    counts, sizes, repeats = parameters.counts, parameters.sizes, parameters.repeats
+    seconds = parameters.seconds
+    model = PM9A3.slower(parameters.slowdown)
     rates: dict[tuple[int, int], float] = {}
-    with stand_in_drives([model] * max(counts), DRIVE_BYTES) as all_drives:
-        report.note(f"reads: {all_drives.note}")
-        all_drives.check(sizes)
+    with checked_drives([model] * max(counts), DRIVE_BYTES, report, checked=sizes) as all_drives:
         cases = [(size, count) for size in sizes for count in counts]
         for size, count in tqdm(cases, desc="reads against fio", disable=None):
             drives = all_drives.first(count)
@@ -230,7 +237,7 @@ def run(
                 speeds = compare(drives, size, int(UNTHROTTLED_REQUESTS[size] * seconds), repeats)
                 report_cpu(f"{max(counts)} x {size >> 10} KiB, unthrottled", speeds, report)
     report.note(
-        "reads: CPU time is user and system time of the reading process; retrieval plans, checks "
+        "CPU time is user and system time of the reading process; retrieval plans, checks "
         "and delivers entries of 4 KiB, fio only reads; requests in flight on each drive: "
         + ", ".join(f"{depth} of {size >> 10} KiB" for size, depth in DEPTHS.items())
     )

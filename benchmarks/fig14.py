@@ -22,7 +22,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from tqdm import tqdm
 
-from benchmarks.drives import OPTANE_900P, PM9A3, DriveModel, Drives, stand_in_drives
+from benchmarks import workload
+from benchmarks.drives import OPTANE_900P, PM9A3, DriveModel, Drives, checked_drives
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, clusterers, selectors
 from swarm_kv.index import build
@@ -42,7 +43,6 @@ PAPER_LATENCY, PAPER_VOLUME = 2.57, 1.24
 UNCAPPED = 255
 OPENING = 10
 """Times faster are the drives while they are measured."""
-CHECKED_SIZES = (16 << 10, 64 << 10)
 
 Selection = tuple[torch.Tensor, torch.Tensor]
 
@@ -181,9 +181,7 @@ def costs(
     models: Sequence[DriveModel], layers: dict[Case, list[Layer]], report: Report
 ) -> Iterator[tuple[Case, str, Cost]]:
     """Of every case and strategy on these drives."""
-    with stand_in_drives(models, DRIVE_BYTES) as drives:
-        report.note(f"scheduling: {drives.note}")
-        drives.check(CHECKED_SIZES)
+    with checked_drives(models, DRIVE_BYTES, report) as drives:
         for case, own in layers.items():
             if not drives.throttled and case.rows > 1:
                 continue
@@ -194,26 +192,53 @@ def costs(
                     yield case, strategy, simulated(models, own, case, strategy)
 
 
-def run(
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    contexts: tuple[int, ...] = (7424, 16384)
+    """Of `workload.RECORDINGS`, in their order; 0 leaves one out."""
+    steps: int = 12
+    """Test queries of each layer."""
+    slowdown: float = 200.0
+    """The drives deliver 1/`slowdown` of their rates."""
+    sets: tuple[str, ...] = ("4 drives", "8 drives", "4 + 4 mixed")
+
+
+QUICK = {"contexts": (2048, 0), "steps": 3}
+
+
+def run(parameters: Parameters, report: Report) -> None:
+    """Compare the strategies on recorded layers."""
+    layers = [
+        layer
+        for model, context in zip(workload.RECORDINGS, parameters.contexts, strict=True)
+        if context
+        for layer in workload.recorded(model, context=context, steps=16, stride=16)
+    ]
+    compare(
+        report, layers, slowdown=parameters.slowdown, steps=parameters.steps, sets=parameters.sets
+    )
+
+
+def compare(
     report: Report,
     layers: Sequence[LayerTrace],
     *,
     cases: Sequence[Case] = CASES,
     slowdown: float = 200,
     steps: int = 12,
-    sets: Sequence[str] = ("4 drives", "8 drives", "4 + 4 mixed"),
+    sets: Sequence[str] = Parameters.sets,
 ) -> None:
     """Compare the strategies on `sets` of drives, by `steps` test queries of each layer."""
     selected = {case: [select(layer, case, steps) for layer in layers] for case in cases}
     models = drive_sets(slowdown)
-    for name in tqdm(sets, desc="scheduling", disable=None):
+    for name in tqdm(sets, desc="fig14", disable=None):
         table: dict[Case, dict[str, Cost]] = {}
         for case, strategy, cost in costs(models[name], selected, report):
             table.setdefault(case, {})[strategy] = cost
         for case, by_strategy in table.items():
             summarise(f"{name}, {case.name}", by_strategy, report)
     report.note(
-        "scheduling: factors are a strategy's cost / swarm's on the same layout; steps select a "
+        "factors are a strategy's cost / swarm's on the same layout; steps select a "
         "tenth of the context by medoids and find nothing cached; entries of 4 KiB"
     )
 

@@ -1,4 +1,4 @@
-"""The part `cache` of the benchmark `online`, small: it runs, and tells good from bad."""
+"""The benchmark `fig15`, small: it runs, and tells good from bad."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
+from benchmarks import fig15
 from benchmarks.harness import Report
-from benchmarks.online import cache
 from swarm_kv.trace import LayerTrace, Settings, layer_trace
 
 pytestmark = pytest.mark.timeout(120)
@@ -32,25 +32,25 @@ def layer() -> LayerTrace:
 
 def test_every_policy_is_compared_and_goals_are_checked(layer: LayerTrace) -> None:
     report = Report()
-    rows = cache.run([layer], report, latency_steps=8, drives=2)
-    assert {row.policy for row in rows} == {*cache.POLICIES, cache.TEXTBOOK}
+    rows = fig15.compare([layer], report, latency_steps=8, drives=2)
+    assert {row.policy for row in rows} == {*fig15.POLICIES, fig15.TEXTBOOK}
     missed = {(row.selection, row.policy, row.ratio): row.missed for row in rows}
-    for policy in cache.POLICIES:
-        curve = [missed["exact", policy, ratio] for ratio in cache.RATIOS]
+    for policy in fig15.POLICIES:
+        curve = [missed["exact", policy, ratio] for ratio in fig15.RATIOS]
         assert curve[0] > curve[2] > curve[-1], policy
-    assert missed["exact", cache.TEXTBOOK, 0.05] > missed["exact", "lru", 0.05]
+    assert missed["exact", fig15.TEXTBOOK, 0.05] > missed["exact", "lru", 0.05]
     goals = [check for check in report.checks if "bytes read" in check["name"]]
-    assert len(goals) == 2 * len(cache.GOALS)
+    assert len(goals) == 2 * len(fig15.GOALS)
     names = {measurement["name"] for measurement in report.measurements}
     assert "cache 25%, decayed_frequency: I/O time per layer and step" in names
     assert "size worth having, by the meter" in names
 
 
 def test_steps_in_no_order_are_served_worse(layer: LayerTrace) -> None:
-    steps = cache.steps_of(layer)["exact"]
+    steps = fig15.steps_of(layer)["exact"]
     lists = list(steps.lists())
     shuffled = [lists[i] for i in torch.randperm(len(lists)).tolist()]
     apart = dataclasses.replace(steps, wanted=torch.cat(shuffled))
-    kept = cache.row_of(steps, "exact", "lru", 0.15)
-    assert kept.missed < 0.7 * cache.row_of(apart, "exact", "lru", 0.15).missed
+    kept = fig15.row_of(steps, "exact", "lru", 0.15)
+    assert kept.missed < 0.7 * fig15.row_of(apart, "exact", "lru", 0.15).missed
     assert kept.read >= kept.missed

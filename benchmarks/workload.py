@@ -1,0 +1,154 @@
+"""What the benchmarks decode: recorded activity of real models on real text.
+
+A text is run through a model once; what its full-attention layers computed is kept on disk. Every
+benchmark takes as much of it as it needs: attention is causal, so the first tokens of a recording
+are a recording of the first tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import pathlib
+from collections.abc import Sequence
+
+import torch
+import transformers
+
+from swarm_kv import models, texts, trace
+from swarm_kv.errors import ArgumentError
+from swarm_kv.trace import LayerTrace
+
+WINDOW = 256
+"""Tokens between a context and the first step, as in a decoding loop: they are in memory."""
+SINKS = 4
+TEXTS = ("topics", "stdlib")
+"""Prose and code, see `swarm_kv.texts`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A model that is recorded.
+
+    Attributes:
+        title: for readers.
+        layers: which of its full-attention layers.
+        longest: tokens that it is trained for.
+    """
+
+    title: str
+    layers: tuple[int, ...]
+    longest: int
+
+
+RECORDINGS = {
+    "smollm2": Recording("SmolLM2-135M", (2, 10, 18, 26), 8192),
+    "gemma3": Recording("Gemma 3 270M", (5, 11, 17), 32768),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """The KV cache of one of the paper's models (Table 2) in 16 bits.
+
+    Attributes:
+        layers: with full attention.
+        entry_bytes: K and V of one token in one layer, all KV heads.
+        weights: bytes of weights that a token of decoding reads, active experts only.
+    """
+
+    name: str
+    layers: int
+    entry_bytes: int
+    weights: float
+
+
+GEOMETRIES = (
+    Geometry("Qwen3-14B", 40, 4096, 29.6e9),
+    Geometry("Qwen3-32B", 64, 4096, 65.6e9),
+    Geometry("Llama-3.1-70B", 80, 4096, 141e9),
+    Geometry("gpt-oss-120B", 18, 2048, 2.6e9),
+    Geometry("Qwen3-235B", 94, 2048, 44e9),
+)
+"""Sizes by the public configurations. gpt-oss has 36 layers, of which 18 slide over 128 tokens, and
+weights of 4 bits."""
+
+
+def recorded(
+    model: str,
+    text: str = TEXTS[0],
+    *,
+    context: int,
+    steps: int,
+    stride: int = 1,
+    layers: Sequence[int] | None = None,
+) -> list[LayerTrace]:
+    """Layers of `model` on the first tokens of `text`.
+
+    Args:
+        model: of `RECORDINGS`.
+        text: of `TEXTS`.
+        context: tokens before the window and the steps.
+        steps: test queries; every `stride`-th of the last tokens is one.
+        layers: which ones; those of `RECORDINGS` if not given.
+    """
+    tokens = context + WINDOW + steps * stride
+    longest = RECORDINGS[model].longest
+    if tokens > longest:
+        raise ArgumentError(
+            f"`context` ({context}), window and `steps` ({steps} x {stride}) are {tokens} tokens, "
+            f"more than {model} is trained for ({longest})"
+        )
+    length = next(size for size in (2560, 8192, longest) if size >= tokens)
+    settings = trace.Settings(context, WINDOW, SINKS, stride=stride)
+    whole = _whole(model, text, length)
+    return [
+        trace.layer_trace(
+            number,
+            *(tensor[:, :tokens].contiguous() for tensor in (own.q, own.k, own.v)),
+            scale=own.scale,
+            settings=settings,
+        )
+        for number, own in whole.layers.items()
+        if layers is None or number in layers
+    ]
+
+
+@functools.lru_cache(maxsize=2)
+def _whole(model: str, text: str, tokens: int) -> trace.Trace:
+    """The first `tokens` tokens, from disk where they have been recorded before."""
+    path = _path(model, text, tokens)
+    with contextlib.suppress(OSError, ArgumentError):
+        return trace.Trace.load(path)
+    loaded, tokenizer = models.load(model)
+    found = trace.record(
+        loaded,
+        texts.token_ids(tokenizer, tokens, text),
+        context=tokens - WINDOW - 1,
+        layers=RECORDINGS[model].layers,
+        name=model,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found.save(path)
+    return found
+
+
+def _path(model: str, text: str, tokens: int) -> pathlib.Path:
+    versions = (torch.__version__, transformers.__version__, str(trace.VERSION))
+    named = (model, text, str(tokens), *versions, texts.read_text(text))
+    digest = hashlib.sha256("\0".join(named).encode()).hexdigest()[:16]
+    return models.cache_dir().parent / "traces" / f"{model}-{text}-{tokens}-{digest}.safetensors"
+
+
+def widened(layer: LayerTrace, entry_bytes: int) -> LayerTrace:
+    """The same layer with its heads repeated until an entry has about `entry_bytes` bytes.
+
+    Attention, averaged over heads, stays what it was; reads and scores cost what they cost in a
+    model with so many heads.
+    """
+    heads, _, dim = layer.k.shape
+    times = max(1, round(entry_bytes / (2 * heads * dim * layer.k.element_size())))
+    q, k, v = (tensor.repeat(times, 1, 1) for tensor in (layer.q, layer.k, layer.v))
+    return dataclasses.replace(layer, q=q, k=k, v=v)
