@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -16,9 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.drives import Drives
+from benchmarks.drives import DriveModel, Drives
 from swarm_kv import SwarmConfig, selectors
-from swarm_kv.index import members_of
 from swarm_kv.sequence import Geometry
 from swarm_kv.sequence import Sequence as Row
 from swarm_kv.store import Store, Wanted
@@ -31,36 +32,27 @@ STAGING = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """One decoding step of one layer, all rows of the batch together.
+class Cost:
+    """Of a decoding step of one layer, all rows of the batch together, or means over steps.
 
     Attributes:
-        seconds: from the call of fetch until the last entry was delivered.
+        seconds: from the call of fetch until the last entry was delivered; on simulated devices
+            (`engine="simulated"`) the time of the busiest one by its model.
         selecting: seconds that selecting took, before.
         bytes, requests: read from the drives.
+        selected: entries, mean over rows.
         recall: attention mass on stored entries that the selection has, mean over rows; nan where
-            it was not asked for.
-        selected: entries.
+            it was not asked for, like `err`.
+        err: relative L2 error of the attention output, mean over rows and heads.
     """
 
     seconds: float
     selecting: float
     bytes: float
     requests: float
-    recall: float
     selected: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Means over steps."""
-
-    seconds: float
-    selecting: float
-    bytes: float
-    requests: float
-    recall: float
-    selected: float
+    recall: float = math.nan
+    err: float = math.nan
 
     @property
     def bytes_per_second(self) -> float:
@@ -68,13 +60,10 @@ class Cost:
         return self.bytes / self.seconds
 
 
-def mean(steps: Sequence[Step]) -> Cost:
-    return Cost(
-        *(
-            statistics.mean(getattr(step, field.name) for step in steps)
-            for field in dataclasses.fields(Cost)
-        )
-    )
+def mean(costs: Sequence[Cost]) -> Cost:
+    """Field by field."""
+    fields = [field.name for field in dataclasses.fields(Cost)]
+    return Cost(*(statistics.mean(getattr(cost, name) for cost in costs) for name in fields))
 
 
 class Decoder:
@@ -110,75 +99,114 @@ class Decoder:
     def limit_cache(self, share: float) -> None:
         """Let the cluster cache hold `share` of the stored entries, and no more."""
         self.store.charge(-self._charged)
-        counters = self.store.counters()
-        dram = counters["dram"]
-        cached = int(share * self.entries * len(self.rows)) * counters["cached_entry_bytes"]
-        held = dram["used"] - dram["cache"]
-        self._charged = dram["limit"] - held - cached
+        self._charged = beyond(self.store, int(share * self.entries * len(self.rows)))
         self.store.charge(self._charged)
 
-    def steps(self, count: int, *, first: int = 0, judged: bool = True) -> list[Step]:
-        """Decode test queries `first` to `first + count`; rows take queries one after another."""
-        tokens = self.layer.positions
+    def steps(
+        self, count: int, *, first: int = 0, judged: bool = True, sparsity: float | None = None
+    ) -> list[Cost]:
+        """Decode `count` steps; rows take test queries from `first` on, one after another.
+
+        Args:
+            count, first: numbers of steps.
+            judged: whether recall and error are worked out, outside what is timed.
+            sparsity: share of the context that is selected; that of the settings if not given.
+        """
+        batch, positions = len(self.rows), self.layer.positions.tolist()
+        share = sparsity or self.config.sparsity
         return [
             self._step(
-                [
-                    int(tokens[(first + number * len(self.rows) + row) % len(tokens)])
-                    for row in range(len(self.rows))
-                ],
+                [positions[(number * batch + row) % len(positions)] for row in range(batch)],
                 judged,
+                share,
             )
-            for number in range(count)
+            for number in range(first, first + count)
         ]
 
-    def _step(self, tokens: Sequence[int], judged: bool) -> Step:
+    def _step(self, tokens: Sequence[int], judged: bool, sparsity: float) -> Cost:
         began = time.perf_counter()
-        chosen = [self._select(row, token) for row, token in zip(self.rows, tokens, strict=True)]
+        chosen = [
+            self._select(row, token, sparsity) for row, token in zip(self.rows, tokens, strict=True)
+        ]
         selecting = time.perf_counter() - began
-        before = _read(self.store)
         wanted = [
             Wanted(_segments(row), clusters, entries, row.limit)
             for row, (clusters, entries) in zip(self.rows, chosen, strict=True)
         ]
+        before = self.store.counters()["drives"]
+        delivered: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.rows]
         began = time.perf_counter()
         with self.store.fetch(wanted) as fetch:
-            for _ in fetch.rounds():
-                pass
+            for pieces in itertools.chain([fetch.resident], fetch.rounds()):
+                for row, piece in zip(delivered, pieces, strict=True):
+                    row.append(piece)
             seconds = time.perf_counter() - began
-        read = [after - old for after, old in zip(_read(self.store), before, strict=True)]
-        recall, selected = [], []
-        for row, token, (clusters, entries) in zip(self.rows, tokens, chosen, strict=True):
-            index = row.index()
-            assert index is not None
-            members = members_of(index.offsets, index.members, clusters, entries)
-            selected.append(len(members))
-            if judged:
-                attention = self._attention(token)
-                recall.append(float(attention[members].sum() / attention.sum()))
-        return Step(
-            seconds,
-            selecting,
-            read[1],
-            read[0],
-            statistics.mean(recall) if recall else float("nan"),
-            statistics.mean(selected),
+            found = [
+                [torch.cat(parts) for parts in zip(*pieces, strict=True)] for pieces in delivered
+            ]
+            verdicts = [
+                self._judge(row, token, ids, slots)
+                for row, token, (ids, slots) in zip(self.rows, tokens, found, strict=True)
+                if judged
+            ]
+        after = self.store.counters()["drives"]
+
+        def read(name: str) -> list[float]:
+            return [now[name] - old[name] for now, old in zip(after, before, strict=True)]
+
+        if self.config.engine == "simulated":
+            seconds = max(read("busy_seconds"))
+        recall, err = (
+            (statistics.mean(values) for values in zip(*verdicts, strict=True))
+            if judged
+            else (math.nan, math.nan)
+        )
+        selected = statistics.mean(len(ids) for ids, _ in found)
+        return Cost(
+            seconds, selecting, sum(read("read_bytes")), sum(read("reads")), selected, recall, err
         )
 
-    def _select(self, row: Row, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _select(self, row: Row, token: int, sparsity: float) -> tuple[torch.Tensor, torch.Tensor]:
         index = row.index()
         assert index is not None
         query = self.layer.at(torch.tensor([token])).float() * self.layer.scale
-        budget = max(1, round(self.config.sparsity * len(row)))
+        budget = max(1, round(sparsity * len(row)))
         return row.selector(query, index, budget, self.config)
 
-    def _attention(self, token: int) -> torch.Tensor:
-        """float32 [stored entries]: what a test query gives to each, mean over heads."""
-        layer = self.layer
-        query = layer.at(torch.tensor([token]))[:, 0].float() * layer.scale
-        rows = query.view(layer.k.shape[0], -1, query.shape[1])
-        scores = rows @ layer.k[:, : token + 1].float().mT
-        first = len(self.rows[0].sinks)
-        return scores.softmax(-1).mean((0, 1))[first : first + self.entries]
+    def _judge(
+        self, row: Row, token: int, ids: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[float, float]:
+        """Recall and error of a test query that sees what is resident, and `ids` in `slots`."""
+        layer, stored = self.layer, slice(len(row.sinks), len(row.sinks) + row.limit)
+        k, v = (tensor[:, : token + 1].float() for tensor in (layer.k, layer.v))
+        query = (layer.at(torch.tensor([token]))[:, 0].float() * layer.scale).view(
+            k.shape[0], -1, k.shape[2]
+        )
+        scores = query @ k.mT
+        true = scores.softmax(-1) @ v
+        mass = scores.softmax(-1).mean((0, 1))[stored]
+        recall = float(mass[ids].sum() / mass.sum())
+        scores[:, :, stored] = -math.inf
+        read_k, read_v = (tensor.float() for tensor in row.gather(slots))
+        scores, values = torch.cat([scores, query @ read_k.mT], 2), torch.cat([v, read_v], 1)
+        out, lse = scores.softmax(-1) @ values, scores.logsumexp(-1)
+        assert row.stored is not None
+        if row.stored.means is not None:
+            flat = query.flatten(0, 1)[:, None]
+            rest, rest_lse = row.estimate(row.stored.means, flat, ids, None, None)
+            rest, rest_lse = rest[0].view_as(out).float(), rest_lse[0].view_as(lse).float()
+            whole = torch.logaddexp(lse, rest_lse)
+            out = out * (lse - whole).exp()[..., None] + rest * (rest_lse - whole).exp()[..., None]
+        err = ((out - true).norm(dim=-1) / true.norm(dim=-1).clamp(min=1e-30)).mean()
+        return recall, float(err)
+
+
+def beyond(store: Store, cached: int, room: int = 0) -> int:
+    """Bytes of `dram_bytes` beyond what is held, `cached` entries of cache, and `room` bytes."""
+    counters = store.counters()
+    dram = counters["dram"]
+    held = dram["used"] - dram["cache"]
+    return dram["limit"] - held - cached * counters["cached_entry_bytes"] - room
 
 
 def _segments(row: Row) -> tuple[Any, ...]:
@@ -186,9 +214,31 @@ def _segments(row: Row) -> tuple[Any, ...]:
     return row.stored.segments
 
 
-def _read(store: Store) -> tuple[int, int]:
-    drives = store.counters()["drives"]
-    return sum(d["reads"] for d in drives), sum(d["read_bytes"] for d in drives)
+@contextlib.contextmanager
+def simulated(
+    layer: LayerTrace,
+    model: DriveModel,
+    drives: int,
+    *,
+    batch: int = 1,
+    cache: float = 0.0,
+    **settings: Any,
+) -> Iterator[Decoder]:
+    """A `Decoder` on devices in memory that reckon the time of reads by a model.
+
+    Args:
+        layer, batch: see `Decoder`.
+        model: of each device; a request takes 1 / iops + bytes / bytes_per_second.
+        drives: how many.
+        cache: see `Decoder.limit_cache`.
+        settings: of `SwarmConfig`.
+    """
+    device = (1 / model.iops, 1 / model.bytes_per_second)
+    paths = [f"/simulated{number}" for number in range(drives)]
+    store = Store(_config(layer, batch, paths, engine="simulated", device_model=device, **settings))
+    with _decoder(store, layer, batch) as decoder:
+        decoder.limit_cache(cache)
+        yield decoder
 
 
 @contextlib.contextmanager
@@ -203,17 +253,27 @@ def decoding(
         cache: see `Decoder.limit_cache`.
         settings: of `SwarmConfig`.
     """
-    context = layer.settings.context
-    entry = 2 * layer.k.shape[0] * layer.k.shape[2] * layer.k.element_size()
-    room = batch * context * (3 * entry + 512)  # everything cached, and its index
-    defaults = {"staging_bytes": STAGING, "dram_bytes": 2 * STAGING + room, "recall_every": 0}
-    config = SwarmConfig(**{"paths": drives.paths, "recluster": "off", **defaults, **settings})
+    config = _config(layer, batch, drives.paths, **settings)
     with drives.following([model.slower(1 / OPENING) for model in drives.models]):
         store = Store(config)
-    try:
+    with contextlib.ExitStack() as stack:
         with drives.unthrottled():
-            decoder = Decoder(store, layer, batch)
+            decoder = stack.enter_context(_decoder(store, layer, batch))
         decoder.limit_cache(cache)
+        yield decoder
+
+
+def _config(layer: LayerTrace, batch: int, paths: Sequence[str], **settings: Any) -> SwarmConfig:
+    entry = 2 * layer.k.shape[0] * layer.k.shape[2] * layer.k.element_size()
+    room = batch * layer.settings.context * (3 * entry + 512)  # everything cached, and its index
+    defaults = {"staging_bytes": STAGING, "dram_bytes": 2 * STAGING + room, "recall_every": 0}
+    return SwarmConfig(**{"paths": paths, "recluster": "off", **defaults, **settings})
+
+
+@contextlib.contextmanager
+def _decoder(store: Store, layer: LayerTrace, batch: int) -> Iterator[Decoder]:
+    try:
+        decoder = Decoder(store, layer, batch)
         yield decoder
         decoder.rows.clear()
     finally:
