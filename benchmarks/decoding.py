@@ -1,8 +1,13 @@
 """Decoding steps of one recorded layer against drives, by the package's own path.
 
-A `Sequence` ingests the context (profile, clusters, layout, writes, all as `SwarmConfig` says);
-each step then selects with a recorded query and fetches what it selected through store, scheduler
-and cluster cache. What a strategy selects, how it lies and what it costs come from one run.
+    ready = prefilled(layer, selector="codes")        # a `Sequence` ingests the context
+    with decoding(ready, drives, batch=4) as decoder:
+        print(mean(decoder.steps(16)).seconds)
+
+A `Sequence` ingests the context: profile, clusters, index, all as `SwarmConfig` says. What it
+writes can be put on any drives, by any placement, as often as a batch has rows. Each step then
+selects with a recorded query and fetches what it selected through store, scheduler and cluster
+cache: what a strategy selects, how it lies and what it costs come from one run.
 """
 
 from __future__ import annotations
@@ -13,22 +18,27 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from benchmarks.drives import DriveModel, Drives
+from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, selectors
-from swarm_kv.sequence import Geometry
+from swarm_kv.entries import Geometry, gather
+from swarm_kv.index import Index
+from swarm_kv.means import ClusterMeans
 from swarm_kv.sequence import Sequence as Row
-from swarm_kv.store import Store, Wanted
+from swarm_kv.store import Segment, Store, Wanted
 from swarm_kv.trace import LayerTrace
 
 OPENING = 10
 """Times faster are the drives while a store measures them. What it plans by is how they compare,
 not how slow all are."""
 STAGING = 128 << 20
+LAID_OUT_FOR = 4
+"""Drives that a layout is chosen for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +47,10 @@ class Cost:
 
     Attributes:
         seconds: from the call of fetch until the last entry was delivered; on simulated devices
-            (`engine="simulated"`) the time of the busiest one by its model.
+            (`simulated`) the time of the busiest one by its model.
         selecting: seconds that selecting took, before.
         bytes, requests: read from the drives.
+        busiest: seconds that the drive with most to do needs by its model: what the plan allows.
         selected: entries, mean over rows.
         recall: attention mass on stored entries that the selection has, mean over rows; nan where
             it was not asked for, like `err`.
@@ -50,6 +61,7 @@ class Cost:
     selecting: float
     bytes: float
     requests: float
+    busiest: float
     selected: float
     recall: float = math.nan
     err: float = math.nan
@@ -66,57 +78,130 @@ def mean(costs: Sequence[Cost]) -> Cost:
     return Cost(*(statistics.mean(getattr(cost, name) for cost in costs) for name in fields))
 
 
+@dataclasses.dataclass(frozen=True)
+class Prefilled:
+    """The context of one layer, ready to be written to drives.
+
+    Attributes:
+        layer: recorded; its test queries are the steps.
+        config: settings; of its paths only their number counted.
+        index: of the stored entries.
+        means: stand in for what is not read, or None.
+        sinks: tokens before them.
+        written: arguments of `Store.write`.
+    """
+
+    layer: LayerTrace
+    config: SwarmConfig
+    index: Index
+    means: ClusterMeans | None
+    sinks: int
+    written: tuple[Any, ...]
+
+
+class _Noting(Store):
+    """A store that remembers what was written to it last."""
+
+    written: tuple[Any, ...] = ()
+
+    def write(self, *arguments: Any, **named: Any) -> Segment:
+        assert not named, "a prefill gives all by position"
+        self.written = arguments
+        return super().write(*arguments)
+
+
+def prefilled(layer: LayerTrace, *, drives: int = LAID_OUT_FOR, **settings: Any) -> Prefilled:
+    """Let a `Sequence` ingest the context of `layer`, in memory.
+
+    Args:
+        layer: see `Prefilled`.
+        drives: how many a layout is chosen for.
+        settings: of `SwarmConfig`.
+    """
+    names = [f"/{number}" for number in range(drives)]
+    # Planning does not depend on how fast they are.
+    memory = {"engine": "memory", "device_model": (1e-6, 1e-10), "initial_fill": "none"}
+    defaults = {"recluster": "off", "recall_every": 0, "dram_bytes": _room(layer, 1)}
+    own = {**defaults, "staging_bytes": STAGING, **settings}
+    config = SwarmConfig(paths=names, **own)
+    store = _Noting(SwarmConfig(paths=names, **{**own, **memory}))
+    try:
+        row = Row(store, _shape(layer), f"layer {layer.layer}", selectors.resolve(config.selector))
+        context = layer.settings.context + config.window
+        row.ingest(layer.k[:, :context], layer.v[:, :context], layer.q[:, :context])
+        assert row.stored is not None
+        index = row.stored.index
+        k, v, offsets, members, label, activations, _, *rest = store.written
+        # The store's own lists end with it.
+        index = dataclasses.replace(
+            index, offsets=index.offsets.clone(), members=index.members.clone()
+        )
+        written = k, v, offsets, members, label, activations, config.initial_fill, *rest
+        return Prefilled(layer, config, index, row.stored.means, len(row.sinks), written)
+    finally:
+        store.close()
+
+
+def _shape(layer: LayerTrace) -> Geometry:
+    return Geometry(
+        layer.q.shape[0], layer.k.shape[0], layer.k.shape[2], layer.k.dtype, layer.scale
+    )
+
+
+def _room(layer: LayerTrace, batch: int) -> int:
+    """Bytes of memory in which all entries can be cached and indexed."""
+    entry = 2 * layer.k.shape[0] * layer.k.shape[2] * layer.k.element_size()
+    return 2 * STAGING + batch * layer.settings.context * (3 * entry + 512)
+
+
 class Decoder:
     """`batch` sequences of one layer in a store of their own.
 
     Args:
         store: with room for all of it.
-        layer: recorded; its test queries are the steps.
-        batch: sequences with the same tokens that share nothing on the drives.
+        ready: what each of them has; on the drives they share nothing.
+        models: of the store's drives.
+        batch: how many.
     """
 
-    def __init__(self, store: Store, layer: LayerTrace, batch: int = 1) -> None:
-        self.store, self.config, self.layer = store, store.config, layer
-        shape = Geometry(
-            layer.q.shape[0], layer.k.shape[0], layer.k.shape[2], layer.k.dtype, layer.scale
-        )
-        selector = selectors.resolve(self.config.selector)
-        self.rows = [
-            Row(store, shape, f"layer {layer.layer}, row {number}", selector)
-            for number in range(batch)
-        ]
-        context = layer.settings.context + self.config.window
-        for row in self.rows:
-            row.ingest(layer.k[:, :context], layer.v[:, :context], layer.q[:, :context])
-            row.prepare()
+    def __init__(
+        self, store: Store, ready: Prefilled, models: Sequence[DriveModel], batch: int = 1
+    ) -> None:
+        self.store, self.config = store, store.config
+        self.layer, self.index = ready.layer, ready.index
+        self.models = tuple(models)
+        self._ready = ready
+        self.segments = [store.write(*ready.written) for _ in range(batch)]
+        self._selector = selectors.resolve(self.config.selector)
         self._charged = 0
 
     @property
     def entries(self) -> int:
-        """Stored entries of a row."""
-        return self.rows[0].limit
+        """Stored entries of a sequence."""
+        return self.index.limit
 
     def limit_cache(self, share: float) -> None:
         """Let the cluster cache hold `share` of the stored entries, and no more."""
         self.store.charge(-self._charged)
-        self._charged = beyond(self.store, int(share * self.entries * len(self.rows)))
+        self._charged = beyond(self.store, int(share * self.entries * len(self.segments)))
         self.store.charge(self._charged)
 
     def steps(
         self, count: int, *, first: int = 0, judged: bool = True, sparsity: float | None = None
     ) -> list[Cost]:
-        """Decode `count` steps; rows take test queries from `first` on, one after another.
+        """Decode test queries; rows take them one after another.
 
         Args:
-            count, first: numbers of steps.
+            count: steps. The queries begin anew where the recording ends.
+            first: number of the first step.
             judged: whether recall and error are worked out, outside what is timed.
             sparsity: share of the context that is selected; that of the settings if not given.
         """
-        batch, positions = len(self.rows), self.layer.positions.tolist()
+        positions, rows = self.layer.positions.tolist(), len(self.segments)
         share = sparsity or self.config.sparsity
         return [
             self._step(
-                [positions[(number * batch + row) % len(positions)] for row in range(batch)],
+                [positions[(number * rows + row) % len(positions)] for row in range(rows)],
                 judged,
                 share,
             )
@@ -125,16 +210,14 @@ class Decoder:
 
     def _step(self, tokens: Sequence[int], judged: bool, sparsity: float) -> Cost:
         began = time.perf_counter()
-        chosen = [
-            self._select(row, token, sparsity) for row, token in zip(self.rows, tokens, strict=True)
-        ]
+        chosen = [self._select(token, sparsity) for token in tokens]
         selecting = time.perf_counter() - began
         wanted = [
-            Wanted(_segments(row), clusters, entries, row.limit)
-            for row, (clusters, entries) in zip(self.rows, chosen, strict=True)
+            Wanted((segment,), clusters, entries, self.entries)
+            for segment, (clusters, entries) in zip(self.segments, chosen, strict=True)
         ]
-        before = self.store.counters()["drives"]
-        delivered: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.rows]
+        before, busy = self._read(), self._busy()
+        delivered: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in tokens]
         began = time.perf_counter()
         with self.store.fetch(wanted) as fetch:
             for pieces in itertools.chain([fetch.resident], fetch.rounds()):
@@ -145,60 +228,74 @@ class Decoder:
                 [torch.cat(parts) for parts in zip(*pieces, strict=True)] for pieces in delivered
             ]
             verdicts = [
-                self._judge(row, token, ids, slots)
-                for row, token, (ids, slots) in zip(self.rows, tokens, found, strict=True)
+                self._judge(token, ids, slots)
+                for token, (ids, slots) in zip(tokens, found, strict=True)
                 if judged
             ]
-        after = self.store.counters()["drives"]
-
-        def read(name: str) -> list[float]:
-            return [now[name] - old[name] for now, old in zip(after, before, strict=True)]
-
+        requests, read = self._read() - before
         if self.config.engine == "simulated":
-            seconds = max(read("busy_seconds"))
+            seconds = float((self._busy() - busy).max())
+        busiest = max(
+            max(many / model.iops, much / model.bytes_per_second)
+            for many, much, model in zip(requests.tolist(), read.tolist(), self.models, strict=True)
+        )
+        selected = statistics.mean(len(ids) for ids, _ in found)
         recall, err = (
             (statistics.mean(values) for values in zip(*verdicts, strict=True))
             if judged
             else (math.nan, math.nan)
         )
-        selected = statistics.mean(len(ids) for ids, _ in found)
         return Cost(
-            seconds, selecting, sum(read("read_bytes")), sum(read("reads")), selected, recall, err
+            seconds,
+            selecting,
+            float(read.sum()),
+            float(requests.sum()),
+            busiest,
+            selected,
+            recall,
+            err,
         )
 
-    def _select(self, row: Row, token: int, sparsity: float) -> tuple[torch.Tensor, torch.Tensor]:
-        index = row.index()
-        assert index is not None
+    def _select(self, token: int, sparsity: float) -> tuple[torch.Tensor, torch.Tensor]:
         query = self.layer.at(torch.tensor([token])).float() * self.layer.scale
-        budget = max(1, round(sparsity * len(row)))
-        return row.selector(query, index, budget, self.config)
+        tokens = self._ready.sinks + self.entries + self.config.window
+        budget = max(1, round(sparsity * tokens))
+        return self._selector(query, self.index, budget, self.config)
 
-    def _judge(
-        self, row: Row, token: int, ids: torch.Tensor, slots: torch.Tensor
-    ) -> tuple[float, float]:
+    def _judge(self, token: int, ids: torch.Tensor, slots: torch.Tensor) -> tuple[float, float]:
         """Recall and error of a test query that sees what is resident, and `ids` in `slots`."""
-        layer, stored = self.layer, slice(len(row.sinks), len(row.sinks) + row.limit)
+        layer, first, means = self.layer, self._ready.sinks, self._ready.means
+        stored = slice(first, first + self.entries)
         k, v = (tensor[:, : token + 1].float() for tensor in (layer.k, layer.v))
-        query = (layer.at(torch.tensor([token]))[:, 0].float() * layer.scale).view(
-            k.shape[0], -1, k.shape[2]
-        )
-        scores = query @ k.mT
+        query = layer.at(torch.tensor([token]))[:, 0].float() * layer.scale
+        grouped = query.view(k.shape[0], -1, k.shape[2])
+        scores = grouped @ k.mT
         true = scores.softmax(-1) @ v
         mass = scores.softmax(-1).mean((0, 1))[stored]
         recall = float(mass[ids].sum() / mass.sum())
         scores[:, :, stored] = -math.inf
-        read_k, read_v = (tensor.float() for tensor in row.gather(slots))
-        scores, values = torch.cat([scores, query @ read_k.mT], 2), torch.cat([v, read_v], 1)
-        out, lse = scores.softmax(-1) @ values, scores.logsumexp(-1)
-        assert row.stored is not None
-        if row.stored.means is not None:
-            flat = query.flatten(0, 1)[:, None]
-            rest, rest_lse = row.estimate(row.stored.means, flat, ids, None, None)
-            rest, rest_lse = rest[0].view_as(out).float(), rest_lse[0].view_as(lse).float()
+        read_k, read_v = (tensor.float() for tensor in gather(self.store, _shape(layer), slots))
+        scores = torch.cat([scores, grouped @ read_k.mT], dim=2)
+        out, lse = scores.softmax(-1) @ torch.cat([v, read_v], dim=1), scores.logsumexp(-1)
+        if means is not None:
+            unread = torch.ones(self.entries, dtype=torch.bool)
+            unread[ids] = False
+            rest, rest_lse = means.estimate(query[:, None], unread.nonzero()[:, 0], None)
+            rest, rest_lse = rest.view_as(out).float(), rest_lse.view_as(lse).float()
             whole = torch.logaddexp(lse, rest_lse)
             out = out * (lse - whole).exp()[..., None] + rest * (rest_lse - whole).exp()[..., None]
         err = ((out - true).norm(dim=-1) / true.norm(dim=-1).clamp(min=1e-30)).mean()
         return recall, float(err)
+
+    def _read(self) -> torch.Tensor:
+        """int64 [2, drives]: requests and bytes read so far."""
+        drives = self.store.counters()["drives"]
+        return torch.tensor([[drive[key] for drive in drives] for key in ("reads", "read_bytes")])
+
+    def _busy(self) -> torch.Tensor:
+        """float64 [drives]: seconds that simulated devices have been busy."""
+        drives = self.store.counters()["drives"]
+        return torch.tensor([drive["busy_seconds"] for drive in drives], dtype=torch.float64)
 
 
 def beyond(store: Store, cached: int, room: int = 0) -> int:
@@ -209,14 +306,43 @@ def beyond(store: Store, cached: int, room: int = 0) -> int:
     return dram["limit"] - held - cached * counters["cached_entry_bytes"] - room
 
 
-def _segments(row: Row) -> tuple[Any, ...]:
-    assert row.stored is not None
-    return row.stored.segments
+@contextlib.contextmanager
+def decoding(
+    layer: LayerTrace | Prefilled,
+    drives: Drives,
+    *,
+    batch: int = 1,
+    cache: float = 0.0,
+    **settings: Any,
+) -> Iterator[Decoder]:
+    """A `Decoder` on stand-in drives, which write without limits and read by their models.
+
+    Args:
+        layer: with its context ingested or not.
+        drives: where it stores.
+        batch: see `Decoder`.
+        cache: see `Decoder.limit_cache`.
+        settings: of `SwarmConfig`. To what is `prefilled` only those that matter afterwards, such
+            as the placement, can be given.
+    """
+    if isinstance(layer, LayerTrace):
+        layer, settings = prefilled(layer, drives=len(drives.models), **settings), {}
+    own: dict[str, Any] = {"paths": drives.paths, "dram_bytes": _room(layer.layer, batch)}
+    if drives.throttled and len(set(drives.models)) == 1:
+        own["device_model"] = drives.models[0].costs  # a busy machine would measure them wrongly
+    config = dataclasses.replace(layer.config, **{**own, **settings})
+    with drives.following([model.slower(1 / OPENING) for model in drives.models]):
+        store = Store(config)
+    with contextlib.ExitStack() as stack:
+        with drives.unthrottled():
+            decoder = stack.enter_context(_decoder(store, layer, drives.models, batch))
+        decoder.limit_cache(cache)
+        yield decoder
 
 
 @contextlib.contextmanager
 def simulated(
-    layer: LayerTrace,
+    layer: LayerTrace | Prefilled,
     model: DriveModel,
     drives: int,
     *,
@@ -224,57 +350,69 @@ def simulated(
     cache: float = 0.0,
     **settings: Any,
 ) -> Iterator[Decoder]:
-    """A `Decoder` on devices in memory that reckon the time of reads by a model.
+    """A `Decoder` on devices in memory that reckon what reads take.
 
     Args:
-        layer, batch: see `Decoder`.
+        layer, batch, cache, settings: see `decoding`.
         model: of each device; a request takes 1 / iops + bytes / bytes_per_second.
         drives: how many.
-        cache: see `Decoder.limit_cache`.
-        settings: of `SwarmConfig`.
     """
-    device = (1 / model.iops, 1 / model.bytes_per_second)
-    paths = [f"/simulated{number}" for number in range(drives)]
-    store = Store(_config(layer, batch, paths, engine="simulated", device_model=device, **settings))
-    with _decoder(store, layer, batch) as decoder:
+    if isinstance(layer, LayerTrace):
+        layer, settings = prefilled(layer, drives=drives, **settings), {}
+    own = {
+        "paths": [f"/{number}" for number in range(drives)],
+        "engine": "simulated",
+        "device_model": (1 / model.iops, 1 / model.bytes_per_second),
+        "dram_bytes": _room(layer.layer, batch),
+    }
+    store = Store(dataclasses.replace(layer.config, **{**own, **settings}))
+    with _decoder(store, layer, [model] * drives, batch) as decoder:
         decoder.limit_cache(cache)
         yield decoder
 
 
 @contextlib.contextmanager
-def decoding(
-    layer: LayerTrace, drives: Drives, *, batch: int = 1, cache: float = 0.0, **settings: Any
+def _decoder(
+    store: Store, ready: Prefilled, models: Sequence[DriveModel], batch: int
 ) -> Iterator[Decoder]:
-    """A `Decoder` on stand-in drives, which write without limits and read by their models.
-
-    Args:
-        layer, batch: see `Decoder`.
-        drives: where it stores.
-        cache: see `Decoder.limit_cache`.
-        settings: of `SwarmConfig`.
-    """
-    config = _config(layer, batch, drives.paths, **settings)
-    with drives.following([model.slower(1 / OPENING) for model in drives.models]):
-        store = Store(config)
-    with contextlib.ExitStack() as stack:
-        with drives.unthrottled():
-            decoder = stack.enter_context(_decoder(store, layer, batch))
-        decoder.limit_cache(cache)
-        yield decoder
-
-
-def _config(layer: LayerTrace, batch: int, paths: Sequence[str], **settings: Any) -> SwarmConfig:
-    entry = 2 * layer.k.shape[0] * layer.k.shape[2] * layer.k.element_size()
-    room = batch * layer.settings.context * (3 * entry + 512)  # everything cached, and its index
-    defaults = {"staging_bytes": STAGING, "dram_bytes": 2 * STAGING + room, "recall_every": 0}
-    return SwarmConfig(**{"paths": paths, "recluster": "off", **defaults, **settings})
-
-
-@contextlib.contextmanager
-def _decoder(store: Store, layer: LayerTrace, batch: int) -> Iterator[Decoder]:
     try:
-        decoder = Decoder(store, layer, batch)
+        decoder = Decoder(store, ready, models, batch)
         yield decoder
-        decoder.rows.clear()
+        decoder.segments.clear()
     finally:
         store.close()
+
+
+def costs(
+    layers: Sequence[Prefilled],
+    drives: Drives,
+    steps: int,
+    *,
+    batch: int = 1,
+    cache: float = 0.0,
+    judged: bool = True,
+    **settings: Any,
+) -> list[Cost]:
+    """Of each layer, over `steps` steps after one that warms memory up; see `decoding`."""
+    found = []
+    for layer in layers:
+        with decoding(layer, drives, batch=batch, cache=cache, **settings) as decoder:
+            decoder.steps(1, judged=False)
+            found.append(mean(decoder.steps(steps, judged=judged)))
+    return found
+
+
+def measure(report: Report, title: str, layers: Sequence[Cost]) -> None:
+    """Tell what the steps of some layers cost; a repetition is a layer."""
+    rows: dict[str, tuple[str, Callable[[Cost], float]]] = {
+        "fetch": ("s", lambda cost: cost.seconds),
+        "throughput": ("steps/s", lambda cost: 1 / cost.seconds),
+        "throughput with selection": (
+            "steps/s",
+            lambda cost: 1 / (cost.seconds + cost.selecting),
+        ),
+        "bandwidth": ("B/s", lambda cost: cost.bytes_per_second),
+        "recall": ("share", lambda cost: cost.recall),
+    }
+    for name, (unit, value) in rows.items():
+        report.measure(f"{title}: {name}", unit, [value(cost) for cost in layers])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+SMALL = 4096
+"""Bytes of the reads that data sheets count per second."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DriveModel:
@@ -19,6 +22,13 @@ class DriveModel:
         """Requests of this size per second, with enough of them queued."""
         return min(self.iops, self.bytes_per_second / request_bytes)
 
+    @property
+    def costs(self) -> tuple[float, float]:
+        """Seconds per request and per byte, as `SwarmConfig.device_model`: what fits single reads
+        of 4 KiB and long ones."""
+        per_byte = 1 / self.bytes_per_second
+        return max(1 / self.iops - SMALL * per_byte, 1e-3 * per_byte), per_byte
+
     def slower(self, factor: float) -> DriveModel:
         """The same drive at 1/`factor` of its rates: what two cores can serve eight of.
 
@@ -30,6 +40,16 @@ class DriveModel:
             iops=self.iops / factor,
             bytes_per_second=self.bytes_per_second / factor,
         )
+
+    def dilated(self, factor: float) -> DriveModel:
+        """The same drive in slow motion: its rates are 1/`factor`, its latency `factor` times.
+
+        As many requests in flight saturate it as the real one; times divided by `factor` are the
+        real drive's, but for what the CPU adds.
+        """
+        slow = self.slower(factor)
+        name = f"{self.name} in 1/{factor:g} slow motion"
+        return dataclasses.replace(slow, name=name, latency=self.latency * factor)
 
     def command(self) -> str:
         """For simulated_ssd.cpp."""
