@@ -12,7 +12,7 @@ from swarm_kv.errors import ArgumentError
 CONFIG = types.SimpleNamespace(
     distance="jaccard",
     tau=0.7,
-    max_size=12,
+    cluster_size=12,
     max_replicas=2,
     min_activation=2,
     cold="coded",
