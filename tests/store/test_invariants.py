@@ -338,7 +338,7 @@ class SequenceMachine(RuleBasedStateMachine):
             clusters = sum(segment.clusters for segment in stored.segments)
             assert clusters == len(stored.index.offsets) - 1
             assert 0 < pair.sequence.limit <= stored.entries
-            assert (stored.index.medoids is None) == (pair.sequence.selector is selectors.interval)
+            assert (stored.index.summary is None) == (pair.sequence.selector is selectors.interval)
             assert (stored.means is not None) == self.store.config.estimate_unfetched
             if stored.means is not None:
                 assert stored.means.sizes.sum() == stored.means.group_of.numel() == stored.entries

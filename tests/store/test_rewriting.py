@@ -17,6 +17,7 @@ from swarm_kv import errors, maintenance, recode, rewrite, selectors
 from swarm_kv.background import Background
 from swarm_kv.errors import ArgumentError, CapacityError, StorageError
 from swarm_kv.index import members_of
+from swarm_kv.medoids import Medoids
 from swarm_kv.sequence import Geometry, Sequence
 from swarm_kv.store import NOTHING, Store, Wanted
 
@@ -128,11 +129,11 @@ class Run:
         assert (index.owner <= torch.arange(clusters)).all()
         assert torch.equal(index.owner[index.owner.long()], index.owner)  # no part owns another
         self._check_lists()
-        if index.medoids is not None and sequence.config.representative == "medoid":
+        if isinstance(index.summary, Medoids):
             medoids = index.members[index.offsets[:-1].long()].long()
             within = medoids < sequence.limit
             keys = sequence.read_all()[0][:, medoids[within]].half()
-            assert torch.equal(index.medoids.keys[:, within], keys)
+            assert torch.equal(index.summary.keys[:, within], keys)
 
     def _check_lists(self) -> None:
         """The index numbers clusters and entries as the store does: a fetch of each must agree."""
