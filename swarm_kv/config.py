@@ -71,7 +71,7 @@ class SwarmConfig:
         window (`int`, *optional*, defaults to 256): most recent tokens, always attended.
         sinks (`int`, *optional*, defaults to 4): first tokens, always attended.
         selector (`str` or callable, *optional*, defaults to "interval"): what chooses the entries
-            to read; see `swarm_kv.selectors`.
+            to read; see `swarm_kv.selectors` and `swarm_kv.baselines`.
         request_cost (`float`, *optional*): cost of one read request, in entries, that selectors
             weigh attention against. If not given, half of what a drive transfers in the time of
             one, 6 KiB on an NVMe drive: 0.75 for entries of 4 KiB. Half, because strong single
