@@ -278,9 +278,7 @@ class Decoder:
         scores = torch.cat([scores, grouped @ read_k.mT], dim=2)
         out, lse = scores.softmax(-1) @ torch.cat([v, read_v], dim=1), scores.logsumexp(-1)
         if means is not None:
-            unread = torch.ones(self.entries, dtype=torch.bool)
-            unread[ids] = False
-            rest, rest_lse = means.estimate(query[:, None], unread.nonzero()[:, 0], None)
+            rest, rest_lse = means.estimate(query[:, None], ids.sort().values, None)
             rest, rest_lse = rest.view_as(out).float(), rest_lse.view_as(lse).float()
             whole = torch.logaddexp(lse, rest_lse)
             out = out * (lse - whole).exp()[..., None] + rest * (rest_lse - whole).exp()[..., None]
