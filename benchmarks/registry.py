@@ -23,10 +23,12 @@ class Benchmark:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
+    "fig11": Benchmark("benchmarks.fig11", "throughput, bandwidth and accuracy of all methods"),
     "table4": Benchmark("benchmarks.table4", "time to select, and bytes of the index"),
     "table5": Benchmark("benchmarks.table5", "clusters while a context grows"),
     "fig14": Benchmark("benchmarks.fig14", "scheduling: deduplication and balance"),
     "fig15": Benchmark("benchmarks.fig15", "cluster cache: policies by cache ratio"),
+    "pareto": Benchmark("benchmarks.pareto", "recall against I/O time, every selector"),
     "store": Benchmark("benchmarks.store", "retrieval against fio"),
     "prefetch": Benchmark("benchmarks.prefetch", "predicted queries, and the I/O time they hide"),
     "accuracy": Benchmark(
