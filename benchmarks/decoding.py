@@ -98,6 +98,11 @@ class Prefilled:
     sinks: int
     written: tuple[Any, ...]
 
+    @property
+    def copies(self) -> float:
+        """Stored copies per entry."""
+        return self.index.members.numel() / self.index.entries
+
 
 class _Noting(Store):
     """A store that remembers what was written to it last."""
@@ -187,15 +192,18 @@ class Decoder:
         self._charged = dram["limit"] - held - cached
         self.store.charge(self._charged)
 
-    def steps(self, count: int, *, first: int = 0, judged: bool = True) -> list[Step]:
+    def steps(
+        self, count: int, *, first: int = 0, judged: bool = True, rows: int | None = None
+    ) -> list[Step]:
         """Decode test queries from `first` on; rows take queries one after another.
 
         Args:
             count: steps. The queries begin anew where the recording ends.
             first: query of the first step's first row.
             judged: whether to find the recall, which takes longer than the rest.
+            rows: only so many sequences of the batch.
         """
-        tokens, rows = self.layer.positions, len(self.segments)
+        tokens, rows = self.layer.positions, rows or len(self.segments)
         return [
             self._step(
                 [int(tokens[(first + number * rows + row) % len(tokens)]) for row in range(rows)],
@@ -206,11 +214,11 @@ class Decoder:
 
     def _step(self, tokens: Sequence[int], judged: bool) -> Step:
         began = time.perf_counter()
-        chosen = [self._select(token) for token in tokens]
+        chosen = [self.select(token) for token in tokens]
         selecting = time.perf_counter() - began
         wanted = [
             Wanted((segment,), clusters, entries, self.entries)
-            for segment, (clusters, entries) in zip(self.segments, chosen, strict=True)
+            for segment, (clusters, entries) in zip(self.segments, chosen, strict=False)
         ]
         before = self._read()
         began = time.perf_counter()
@@ -241,7 +249,8 @@ class Decoder:
             statistics.mean(selected),
         )
 
-    def _select(self, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def select(self, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clusters and single entries that the query of a token selects."""
         query = self.layer.at(torch.tensor([token])).float() * self.layer.scale
         tokens = self._sinks + self.entries + self.config.window
         budget = max(1, round(self.config.sparsity * tokens))
