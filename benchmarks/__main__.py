@@ -1,10 +1,15 @@
 """Command line of the benchmarks.
 
 python -m benchmarks list
-python -m benchmarks NAME [--quick] [--set name=value ...] [--json FILE] [--plot FILE]
+python -m benchmarks NAME [--quick] [--paths DIR,DIR] [--set name=value] [--json FILE] [--plot FILE]
+python -m benchmarks all [--quick] [--paths DIR,DIR] [--out FOLDER]
+python -m benchmarks page [--out FOLDER]
 
-The exit status is 0 when the benchmark ran, whether or not its goals hold: a figure is a finding,
-not a failure. It is 1 where the benchmark cannot run here and 2 for wrong arguments.
+`all` runs every benchmark, each in a process of its own, and writes their results, pictures and one
+page to read, RESULTS.md; `page` writes that page anew from results that are there.
+
+The exit status is 0 when a benchmark ran, whether or not its goals hold: a figure is a finding, not
+a failure. It is 1 where it cannot run here and 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import harness
+from benchmarks import harness, page, suite
 from benchmarks.registry import BENCHMARKS
 
 
@@ -62,15 +67,25 @@ def show_list(console: Console) -> None:
     console.print(table)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def arguments_of(given: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Benchmarks of swarm_kv."
     )
     parser.add_argument(
-        "name", choices=["list", *BENCHMARKS], metavar="NAME", help="a benchmark, or `list`"
+        "name",
+        choices=["list", "all", "page", *BENCHMARKS],
+        metavar="NAME",
+        help="a benchmark, `list`, `all` or `page`",
     )
     parser.add_argument(
         "--quick", action="store_true", help="smaller: minutes instead of tens of minutes"
+    )
+    parser.add_argument(
+        "--paths",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="DIR,DIR",
+        help="directories on real drives to measure; simulated SSDs if not given",
     )
     parser.add_argument(
         "--set",
@@ -83,10 +98,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--plot", type=pathlib.Path, metavar="FILE", help="draw the result here (.png, .svg, .pdf)"
     )
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help=f"folder of results of `all` and `page` (default: {suite.RESULTS.name}/ here, with "
+        "--quick build/benchmarks)",
+    )
+    return parser, parser.parse_args(given)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser, options = arguments_of(arguments)
     console = Console()
     if options.name == "list":
         show_list(console)
+        return 0
+    folder = options.out or (suite.QUICK_RESULTS if options.quick else suite.RESULTS)
+    if options.name == "all":
+        done = suite.run(folder, quick=options.quick, paths=options.paths)
+        page.write(folder)
+        return 0 if done else 1
+    if options.name == "page":
+        print(page.write(folder))
         return 0
 
     module = BENCHMARKS[options.name].load()
@@ -95,16 +129,22 @@ def main(arguments: list[str] | None = None) -> int:
         parameters = harness.override(module.Parameters(**quick), options.set)
     except ValueError as error:
         parser.error(str(error))
-    report = harness.Report()
+    report = harness.Report(options.paths)
+    reason = None
     try:
         module.run(parameters, report)
     except (harness.Unavailable, ImportError) as error:
+        # What it had measured until then is not reported: nobody knows whether it means anything.
+        reason, report = str(error), harness.Report(options.paths)
         print(f"benchmark `{options.name}` cannot run here: {error}", file=sys.stderr)
-        return 1
-    result = harness.result_of(options.name, parameters, report, quick=options.quick)
-    show(result, console)
+    result = harness.result_of(
+        options.name, parameters, report, quick=options.quick, unavailable=reason
+    )
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    if reason is not None:
+        return 1
+    show(result, console)
     if options.plot:
         getattr(module, "plot", harness.plot)(result, options.plot)
     return 0

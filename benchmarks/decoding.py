@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +26,9 @@ import torch
 from benchmarks.drives import DriveModel, Drives
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, selectors
-from swarm_kv.index import Index, members_of
-from swarm_kv.sequence import Geometry
+from swarm_kv.entries import Geometry, gather
+from swarm_kv.index import Index
+from swarm_kv.means import ClusterMeans
 from swarm_kv.sequence import Sequence as Row
 from swarm_kv.store import Segment, Store, Wanted
 from swarm_kv.trace import LayerTrace
@@ -39,17 +42,19 @@ LAID_OUT_FOR = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """One decoding step of one layer, all rows of the batch together.
+class Cost:
+    """Of a decoding step of one layer, all rows of the batch together, or means over steps.
 
     Attributes:
-        seconds: from the call of fetch until the last entry was delivered.
+        seconds: from the call of fetch until the last entry was delivered; on simulated devices
+            (`simulated`) the time of the busiest one by its model.
         selecting: seconds that selecting took, before.
         bytes, requests: read from the drives.
         busiest: seconds that the drive with most to do needs by its model: what the plan allows.
+        selected: entries, mean over rows.
         recall: attention mass on stored entries that the selection has, mean over rows; nan where
-            it was not asked for.
-        selected: entries.
+            it was not asked for, like `err`.
+        err: relative L2 error of the attention output, mean over rows and heads.
     """
 
     seconds: float
@@ -57,13 +62,9 @@ class Step:
     bytes: float
     requests: float
     busiest: float
-    recall: float
     selected: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost(Step):
-    """Means over steps."""
+    recall: float = math.nan
+    err: float = math.nan
 
     @property
     def bytes_per_second(self) -> float:
@@ -71,13 +72,10 @@ class Cost(Step):
         return self.bytes / self.seconds
 
 
-def mean(steps: Sequence[Step]) -> Cost:
-    return Cost(
-        *(
-            statistics.mean(getattr(step, field.name) for step in steps)
-            for field in dataclasses.fields(Cost)
-        )
-    )
+def mean(costs: Sequence[Cost]) -> Cost:
+    """Field by field."""
+    fields = [field.name for field in dataclasses.fields(Cost)]
+    return Cost(*(statistics.mean(getattr(cost, name) for cost in costs) for name in fields))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +86,7 @@ class Prefilled:
         layer: recorded; its test queries are the steps.
         config: settings; of its paths only their number counted.
         index: of the stored entries.
+        means: stand in for what is not read, or None.
         sinks: tokens before them.
         written: arguments of `Store.write`.
     """
@@ -95,6 +94,7 @@ class Prefilled:
     layer: LayerTrace
     config: SwarmConfig
     index: Index
+    means: ClusterMeans | None
     sinks: int
     written: tuple[Any, ...]
 
@@ -131,10 +131,7 @@ def prefilled(layer: LayerTrace, *, drives: int = LAID_OUT_FOR, **settings: Any)
     config = SwarmConfig(paths=names, **own)
     store = _Noting(SwarmConfig(paths=names, **{**own, **memory}))
     try:
-        shape = Geometry(
-            layer.q.shape[0], layer.k.shape[0], layer.k.shape[2], layer.k.dtype, layer.scale
-        )
-        row = Row(store, shape, f"layer {layer.layer}", selectors.resolve(config.selector))
+        row = Row(store, _shape(layer), f"layer {layer.layer}", selectors.resolve(config.selector))
         context = layer.settings.context + config.window
         row.ingest(layer.k[:, :context], layer.v[:, :context], layer.q[:, :context])
         assert row.stored is not None
@@ -145,9 +142,15 @@ def prefilled(layer: LayerTrace, *, drives: int = LAID_OUT_FOR, **settings: Any)
             index, offsets=index.offsets.clone(), members=index.members.clone()
         )
         written = k, v, offsets, members, label, activations, config.initial_fill, *rest
-        return Prefilled(layer, config, index, len(row.sinks), written)
+        return Prefilled(layer, config, index, row.stored.means, len(row.sinks), written)
     finally:
         store.close()
+
+
+def _shape(layer: LayerTrace) -> Geometry:
+    return Geometry(
+        layer.q.shape[0], layer.k.shape[0], layer.k.shape[2], layer.k.dtype, layer.scale
+    )
 
 
 def _room(layer: LayerTrace, batch: int) -> int:
@@ -172,9 +175,9 @@ class Decoder:
         self.store, self.config = store, store.config
         self.layer, self.index = ready.layer, ready.index
         self.models = tuple(models)
+        self._ready = ready
         self.segments = [store.write(*ready.written) for _ in range(batch)]
         self._selector = selectors.resolve(self.config.selector)
-        self._sinks = ready.sinks
         self._charged = 0
 
     @property
@@ -185,89 +188,133 @@ class Decoder:
     def limit_cache(self, share: float) -> None:
         """Let the cluster cache hold `share` of the stored entries, and no more."""
         self.store.charge(-self._charged)
-        counters = self.store.counters()
-        dram = counters["dram"]
-        cached = int(share * self.entries * len(self.segments)) * counters["cached_entry_bytes"]
-        held = dram["used"] - dram["cache"]
-        self._charged = dram["limit"] - held - cached
+        self._charged = beyond(self.store, int(share * self.entries * len(self.segments)))
         self.store.charge(self._charged)
 
     def steps(
-        self, count: int, *, first: int = 0, judged: bool = True, rows: int | None = None
-    ) -> list[Step]:
-        """Decode test queries from `first` on; rows take queries one after another.
+        self,
+        count: int,
+        *,
+        first: int = 0,
+        judged: bool = True,
+        sparsity: float | None = None,
+        rows: int | None = None,
+    ) -> list[Cost]:
+        """Decode test queries; rows take them one after another.
 
         Args:
             count: steps. The queries begin anew where the recording ends.
-            first: query of the first step's first row.
-            judged: whether to find the recall, which takes longer than the rest.
+            first: number of the first step.
+            judged: whether recall and error are worked out, outside what is timed.
+            sparsity: share of the context that is selected; that of the settings if not given.
             rows: only so many sequences of the batch.
         """
-        tokens, rows = self.layer.positions, rows or len(self.segments)
+        positions, rows = self.layer.positions.tolist(), rows or len(self.segments)
+        share = sparsity or self.config.sparsity
         return [
             self._step(
-                [int(tokens[(first + number * rows + row) % len(tokens)]) for row in range(rows)],
+                [positions[(number * rows + row) % len(positions)] for row in range(rows)],
                 judged,
+                share,
             )
-            for number in range(count)
+            for number in range(first, first + count)
         ]
 
-    def _step(self, tokens: Sequence[int], judged: bool) -> Step:
+    def _step(self, tokens: Sequence[int], judged: bool, sparsity: float) -> Cost:
         began = time.perf_counter()
-        chosen = [self.select(token) for token in tokens]
+        chosen = [self.select(token, sparsity) for token in tokens]
         selecting = time.perf_counter() - began
         wanted = [
             Wanted((segment,), clusters, entries, self.entries)
             for segment, (clusters, entries) in zip(self.segments, chosen, strict=False)
         ]
-        before = self._read()
+        before, busy = self._read(), self._busy()
+        delivered: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in tokens]
         began = time.perf_counter()
         with self.store.fetch(wanted) as fetch:
-            for _ in fetch.rounds():
-                pass
+            for pieces in itertools.chain([fetch.resident], fetch.rounds()):
+                for row, piece in zip(delivered, pieces, strict=True):
+                    row.append(piece)
             seconds = time.perf_counter() - began
+            found = [
+                [torch.cat(parts) for parts in zip(*pieces, strict=True)] for pieces in delivered
+            ]
+            verdicts = [
+                self._judge(token, ids, slots)
+                for token, (ids, slots) in zip(tokens, found, strict=True)
+                if judged
+            ]
         requests, read = self._read() - before
-        recall, selected = [], []
-        for token, (clusters, entries) in zip(tokens, chosen, strict=True):
-            members = members_of(self.index.offsets, self.index.members, clusters, entries)
-            selected.append(len(members))
-            if judged:
-                attention = self._attention(token)
-                recall.append(float(attention[members].sum() / attention.sum()))
-        return Step(
+        if self.config.engine == "simulated":
+            seconds = float((self._busy() - busy).max())
+        busiest = max(
+            max(many / model.iops, much / model.bytes_per_second)
+            for many, much, model in zip(requests.tolist(), read.tolist(), self.models, strict=True)
+        )
+        selected = statistics.mean(len(ids) for ids, _ in found)
+        recall, err = (
+            (statistics.mean(values) for values in zip(*verdicts, strict=True))
+            if judged
+            else (math.nan, math.nan)
+        )
+        return Cost(
             seconds,
             selecting,
             float(read.sum()),
             float(requests.sum()),
-            max(
-                max(many / model.iops, much / model.bytes_per_second)
-                for many, much, model in zip(
-                    requests.tolist(), read.tolist(), self.models, strict=True
-                )
-            ),
-            statistics.mean(recall) if recall else float("nan"),
-            statistics.mean(selected),
+            busiest,
+            selected,
+            recall,
+            err,
         )
 
-    def select(self, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def select(self, token: int, sparsity: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Clusters and single entries that the query of a token selects."""
         query = self.layer.at(torch.tensor([token])).float() * self.layer.scale
-        tokens = self._sinks + self.entries + self.config.window
-        budget = max(1, round(self.config.sparsity * tokens))
+        tokens = self._ready.sinks + self.entries + self.config.window
+        budget = max(1, round(sparsity * tokens))
         return self._selector(query, self.index, budget, self.config)
 
-    def _attention(self, token: int) -> torch.Tensor:
-        """float32 [stored entries]: what a test query gives to each, mean over heads."""
-        layer = self.layer
+    def _judge(self, token: int, ids: torch.Tensor, slots: torch.Tensor) -> tuple[float, float]:
+        """Recall and error of a test query that sees what is resident, and `ids` in `slots`."""
+        layer, first, means = self.layer, self._ready.sinks, self._ready.means
+        stored = slice(first, first + self.entries)
+        k, v = (tensor[:, : token + 1].float() for tensor in (layer.k, layer.v))
         query = layer.at(torch.tensor([token]))[:, 0].float() * layer.scale
-        rows = query.view(layer.k.shape[0], -1, query.shape[1])
-        scores = rows @ layer.k[:, : token + 1].float().mT
-        return scores.softmax(-1).mean((0, 1))[self._sinks : self._sinks + self.entries]
+        grouped = query.view(k.shape[0], -1, k.shape[2])
+        scores = grouped @ k.mT
+        true = scores.softmax(-1) @ v
+        mass = scores.softmax(-1).mean((0, 1))[stored]
+        recall = float(mass[ids].sum() / mass.sum())
+        scores[:, :, stored] = -math.inf
+        read_k, read_v = (tensor.float() for tensor in gather(self.store, _shape(layer), slots))
+        scores = torch.cat([scores, grouped @ read_k.mT], dim=2)
+        out, lse = scores.softmax(-1) @ torch.cat([v, read_v], dim=1), scores.logsumexp(-1)
+        if means is not None:
+            rest, rest_lse = means.estimate(query[:, None], ids.sort().values, None)
+            rest, rest_lse = rest.view_as(out).float(), rest_lse.view_as(lse).float()
+            whole = torch.logaddexp(lse, rest_lse)
+            out = out * (lse - whole).exp()[..., None] + rest * (rest_lse - whole).exp()[..., None]
+        err = ((out - true).norm(dim=-1) / true.norm(dim=-1).clamp(min=1e-30)).mean()
+        return recall, float(err)
 
     def _read(self) -> torch.Tensor:
         """int64 [2, drives]: requests and bytes read so far."""
         drives = self.store.counters()["drives"]
         return torch.tensor([[drive[key] for drive in drives] for key in ("reads", "read_bytes")])
+
+    def _busy(self) -> torch.Tensor:
+        """float64 [drives]: seconds that simulated devices have been busy."""
+        drives = self.store.counters()["drives"]
+        return torch.tensor([drive["busy_seconds"] for drive in drives], dtype=torch.float64)
+
+
+def beyond(store: Store, cached: int, room: int = 0) -> int:
+    """Bytes of `dram_bytes` beyond what is held, `cached` entries of cache, and `room` bytes."""
+    counters = store.counters()
+    dram = counters["dram"]
+    held = dram["used"] - dram["cache"]
+    return dram["limit"] - held - cached * counters["cached_entry_bytes"] - room
 
 
 @contextlib.contextmanager
@@ -297,10 +344,50 @@ def decoding(
     config = dataclasses.replace(layer.config, **{**own, **settings})
     with drives.following([model.slower(1 / OPENING) for model in drives.models]):
         store = Store(config)
-    try:
+    with contextlib.ExitStack() as stack:
         with drives.unthrottled():
-            decoder = Decoder(store, layer, drives.models, batch)
+            decoder = stack.enter_context(_decoder(store, layer, drives.models, batch))
         decoder.limit_cache(cache)
+        yield decoder
+
+
+@contextlib.contextmanager
+def simulated(
+    layer: LayerTrace | Prefilled,
+    model: DriveModel,
+    drives: int,
+    *,
+    batch: int = 1,
+    cache: float = 0.0,
+    **settings: Any,
+) -> Iterator[Decoder]:
+    """A `Decoder` on devices in memory that reckon what reads take.
+
+    Args:
+        layer, batch, cache, settings: see `decoding`.
+        model: of each device; a request takes 1 / iops + bytes / bytes_per_second.
+        drives: how many.
+    """
+    if isinstance(layer, LayerTrace):
+        layer, settings = prefilled(layer, drives=drives, **settings), {}
+    own = {
+        "paths": [f"/{number}" for number in range(drives)],
+        "engine": "simulated",
+        "device_model": (1 / model.iops, 1 / model.bytes_per_second),
+        "dram_bytes": _room(layer.layer, batch),
+    }
+    store = Store(dataclasses.replace(layer.config, **{**own, **settings}))
+    with _decoder(store, layer, [model] * drives, batch) as decoder:
+        decoder.limit_cache(cache)
+        yield decoder
+
+
+@contextlib.contextmanager
+def _decoder(
+    store: Store, ready: Prefilled, models: Sequence[DriveModel], batch: int
+) -> Iterator[Decoder]:
+    try:
+        decoder = Decoder(store, ready, models, batch)
         yield decoder
         decoder.segments.clear()
     finally:

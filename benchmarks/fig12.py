@@ -90,8 +90,8 @@ def run(parameters: Parameters, report: Report) -> None:
                     goal,
                 )
     report.note(
-        f"radius {parameters.tau:g}, at most 3 copies of an entry; a repetition is a layer; cached: "
-        f"{parameters.cache:.0%} of the entries"
+        f"radius {parameters.tau:g}, at most 3 copies of an entry; a repetition is a layer; "
+        f"cached: {parameters.cache:.0%} of the entries"
     )
 
 

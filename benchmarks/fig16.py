@@ -91,7 +91,7 @@ def made(context: int, parameters: Parameters) -> LayerTrace:
 
 def stretched(
     parameters: Parameters, drives: Drives
-) -> Iterator[tuple[int, int, list[decoding.Step]]]:
+) -> Iterator[tuple[int, int, list[decoding.Cost]]]:
     """Batch, context and steps of all synthetic points."""
     for length in sorted({min(context, STRETCH) for context in parameters.contexts}):
         points = [
@@ -161,7 +161,7 @@ def check(report: Report, title: str, points: list[Point]) -> None:
     )
 
 
-def _measure(report: Report, title: str, steps: list[decoding.Step]) -> None:
+def _measure(report: Report, title: str, steps: list[decoding.Cost]) -> None:
     report.measure(f"{title}: fetch", "s", [step.seconds for step in steps])
     report.measure(f"{title}: read", "B", [step.bytes for step in steps])
 

@@ -118,7 +118,11 @@ def held(decoder: decoding.Decoder, steps: int) -> list[torch.Tensor]:
     table = torch.zeros(index.entries, len(decoder.models), dtype=torch.bool)
     table[index.members.long(), drives] = True
     return [
-        table[members_of(index.offsets, index.members, *decoder.select(int(token)))]
+        table[
+            members_of(
+                index.offsets, index.members, *decoder.select(int(token), decoder.config.sparsity)
+            )
+        ]
         for token in decoder.layer.positions[:steps]
     ]
 

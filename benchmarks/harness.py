@@ -208,8 +208,18 @@ def validate(result: dict[str, Any]) -> None:
     jsonschema.validate(result, json.loads(SCHEMA.read_text()))
 
 
-def result_of(name: str, parameters: Any, report: Report, *, quick: bool) -> dict[str, Any]:
-    """The result as it is written to file, validated."""
+def result_of(
+    name: str, parameters: Any, report: Report, *, quick: bool, unavailable: str | None = None
+) -> dict[str, Any]:
+    """The result as it is written to file, validated.
+
+    Args:
+        name: of the benchmark.
+        parameters: its dataclass.
+        report: what it measured.
+        quick: whether they are those of --quick.
+        unavailable: why nothing was measured, if so.
+    """
     values = dataclasses.asdict(parameters)
     result = {
         "name": name,
@@ -218,6 +228,7 @@ def result_of(name: str, parameters: Any, report: Report, *, quick: bool) -> dic
         "drives": report.drives,
         "versions": versions(),
         "quick": quick,
+        "unavailable": unavailable,
         "seed": values.get("seed"),
         "parameters": json.loads(json.dumps(values)),  # tuples become lists, as a reader gets them
         "measurements": report.measurements,

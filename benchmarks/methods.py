@@ -1,14 +1,16 @@
-"""The methods that the paper compares, as settings of the package."""
+"""The methods that the paper compares, as settings of `SwarmConfig`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from swarm_kv import baselines
+
+OURS = "swarm"
 METHODS: dict[str, dict[str, Any]] = {
-    "swarm": {},
-    "No Cluster": {"selector": "codes", "layout": "sequence", "placement": "round_robin"},
-    "InfLLM": {"selector": "medoid", "layout": "sequence", "block": 128},
-    "PQCache": {"selector": "codes", "layout": "sequence"},
+    OURS: {},
+    "No Cluster": baselines.settings("oracle"),
+    "InfLLM": baselines.settings("infllm"),
+    "PQCache": baselines.settings("pqcache"),
 }
-"""By title; `swarm` has the package's defaults. All read a tenth of the context unless told
-otherwise, through the same store."""
+"""By the paper's names; `OURS` has the package's defaults."""

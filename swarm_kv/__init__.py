@@ -3,7 +3,7 @@
 Importing it makes the attention name "swarm_kv" known to transformers and changes nothing else.
 """
 
-from . import errors, ops, selectors
+from . import baselines, errors, ops, selectors
 from .attention import register as _register
 from .cache import SwarmCache
 from .config import SwarmConfig
@@ -27,6 +27,7 @@ __all__ = [
     "SwarmCache",
     "SwarmConfig",
     "SwarmError",
+    "baselines",
     "errors",
     "ops",
     "patch",

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from . import ops
-from .config import SwarmConfig
+from .config import WITH_RADIUS, SwarmConfig
 from .registry import Registry
 
 Clusters = tuple[torch.Tensor, torch.Tensor]
@@ -38,7 +38,7 @@ resolve = _CLUSTERERS.resolve
 
 def has_radius(choice: Any) -> bool:
     """Whether `config.tau` makes a difference to a clusterer."""
-    return callable(choice) or choice in _WITH_RADIUS
+    return callable(choice) or choice in WITH_RADIUS
 
 
 def _by_operator(
@@ -49,7 +49,7 @@ def _by_operator(
         name,
         config.distance,
         float(config.tau),
-        config.max_size,
+        config.cluster_size,
         config.max_replicas,
         config.min_activation,
         "coded" if config.cold == "auto" else config.cold,
@@ -57,8 +57,6 @@ def _by_operator(
         config.max_index_bytes,
     )
 
-
-_WITH_RADIUS = ("swarm", "no_replica", "medoid_only")
 
 for _name in ("swarm", "no_replica", "medoid_only", "hypergraph", "sequence_blocks"):
     clusterer(_name)(functools.partial(_by_operator, _name))
@@ -96,7 +94,7 @@ def kmeans_keys(bits: torch.Tensor, keys: torch.Tensor, config: SwarmConfig) -> 
     order = np.lexsort((distances[:, 0], nearest[:, 0]))
     ends = np.bincount(nearest[:, 0], minlength=cells).cumsum()
     cuts = [
-        np.append(np.arange(begin, end, config.max_size)[1:], end)
+        np.append(np.arange(begin, end, config.cluster_size)[1:], end)
         for begin, end in zip([0, *ends[:-1]], ends, strict=True)
         if end > begin
     ]

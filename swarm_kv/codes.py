@@ -143,6 +143,27 @@ def train(
     return retrain(Codebook(empty, torch.stack(turns), 0), keys)
 
 
+def fit(keys: torch.Tensor, parts: int, bits: int, iterations: int = ITERATIONS) -> torch.Tensor:
+    """Centroids of plain product quantisation, without a turn, by k-means of each head and part.
+
+    Args:
+        keys: [kv_heads, n, head_dim], any float dtype; up to 8192 of them are looked at.
+        parts: of a key.
+        bits: per part.
+        iterations: of k-means.
+
+    Returns:
+        float32 [kv_heads, parts, 2 ** bits, head_dim / parts].
+
+    Raises:
+        ArgumentError: the parts do not divide head_dim, or there is NaN, infinity or a number above
+            1e15 in a key that is looked at.
+    """
+    if keys.shape[2] % parts:
+        raise ArgumentError(f"{parts} parts must divide the head size ({keys.shape[2]})")
+    return _fit(_sample(keys), parts, bits, iterations)
+
+
 def retrain(codebook: Codebook, keys: torch.Tensor) -> Codebook:
     """Fit the centroids to keys of today; the same queries count.
 
@@ -150,7 +171,7 @@ def retrain(codebook: Codebook, keys: torch.Tensor) -> Codebook:
         ArgumentError: there is NaN, infinity or a number above 1e15 in a key that is looked at.
     """
     parts, bits = codebook.centroids.shape[1], codebook.bits
-    centroids = _fit(_sample(keys), codebook.key_turn(), parts, bits)
+    centroids = _fit(_sample(keys) @ codebook.key_turn(), parts, bits, ITERATIONS)
     return dataclasses.replace(codebook, centroids=centroids, trained_on=keys.shape[1])
 
 
@@ -170,19 +191,18 @@ def _check_finite(numbers: torch.Tensor, what: str) -> None:
         )
 
 
-def _fit(sample: torch.Tensor, key_turn: torch.Tensor, parts: int, bits: int) -> torch.Tensor:
+def _fit(sample: torch.Tensor, parts: int, bits: int, iterations: int) -> torch.Tensor:
     heads, count, dim = sample.shape
     centroids = 2**bits
     if count < centroids:  # faiss wants a point per centroid; repeated ones do no harm
         sample = sample.repeat(1, -(-centroids // count), 1)
-    turned = sample @ key_turn
 
     def fit_head(head: int) -> torch.Tensor:
         quantizer = faiss.ProductQuantizer(dim, parts, bits)
-        quantizer.cp.niter = ITERATIONS
+        quantizer.cp.niter = iterations
         quantizer.cp.min_points_per_centroid = 1
         quantizer.cp.seed = SEED
-        quantizer.train(_rows(turned[head]))
+        quantizer.train(_rows(sample[head]))
         return torch.from_numpy(faiss.vector_to_array(quantizer.centroids).copy())
 
     return torch.stack(_per_head(fit_head, heads)).view(heads, parts, centroids, dim // parts)

@@ -25,6 +25,9 @@ LONGEST_TIMEOUT = 1e6
 REQUEST_BYTES = 6144
 """What an NVMe drive transfers in the time of one request: 6.9 GB/s, 0.9 µs (PM9A3)."""
 
+WITH_RADIUS = ("swarm", "no_replica", "medoid_only")
+"""Clusterers whose clusters have a radius: Algorithm 1 and its ablations."""
+
 
 def parse_bytes(value: int | str, name: str) -> int:
     """Bytes of `value`: an integer, or text such as "8GiB" or "500 MB".
@@ -68,7 +71,7 @@ class SwarmConfig:
         window (`int`, *optional*, defaults to 256): most recent tokens, always attended.
         sinks (`int`, *optional*, defaults to 4): first tokens, always attended.
         selector (`str` or callable, *optional*, defaults to "interval"): what chooses the entries
-            to read; see `swarm_kv.selectors`.
+            to read; see `swarm_kv.selectors` and `swarm_kv.baselines`.
         request_cost (`float`, *optional*): cost of one read request, in entries, that selectors
             weigh attention against. If not given, half of what a drive transfers in the time of
             one, 6 KiB on an NVMe drive: 0.75 for entries of 4 KiB. Half, because strong single
@@ -86,7 +89,11 @@ class SwarmConfig:
             per layer with the layout.
         max_overhead (`float`, *optional*, defaults to 2.0): most copies per entry that a layer may
             have on the drives; clusterings above it are not considered.
-        distance, max_size, max_replicas, min_activation, cold, max_index_bytes: clustering, see
+        max_size (`int`, *optional*): entries of a cluster at most. If not given, 64 for Algorithm 1
+            and its ablations, whose clusters are as large as `tau` lets them be, and 16 for
+            clusterers that cut an order of all entries: what a step reads of it spreads over the
+            drives more evenly the finer it is cut.
+        distance, max_replicas, min_activation, cold, max_index_bytes: clustering, see
             `swarm_kv.ops.cluster`. `cold="auto"` is `coded` for selectors that go by codes and
             `packed` for others, which would never find what is in no cluster.
         heads (`str`, *optional*, defaults to "mean"): how query heads agree on what a query
@@ -157,7 +164,7 @@ class SwarmConfig:
     tau: float | str = "auto"
     max_overhead: float = 2.0
     distance: str = "jaccard"
-    max_size: int = 64
+    max_size: int | None = None
     max_replicas: int = 3
     min_activation: int = 8
     cold: str = "auto"
@@ -251,6 +258,13 @@ class SwarmConfig:
             return int(self.staging_bytes)
         return default_staging(int(self.dram_bytes))
 
+    @property
+    def cluster_size(self) -> int:
+        """`max_size`, or its default for the clusterer."""
+        if self.max_size is not None:
+            return self.max_size
+        return 64 if callable(self.clusterer) or self.clusterer in WITH_RADIUS else 16
+
     def code_size(self, head_dim: int) -> int:
         """Bytes of a key's code per KV head of `head_dim` features: `code_bytes` or its default.
 
@@ -339,7 +353,7 @@ _LEAST = {
     "timeout": 1e-3,
 }
 _FRACTIONAL = {"request_cost", "max_overhead", "timeout"}
-_OPTIONAL = {"request_cost", "code_bytes"}
+_OPTIONAL = {"request_cost", "code_bytes", "max_size"}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "layout": ("auto", "clusters", "sequence"),
     "distance": ("jaccard", "conditional", "global"),

@@ -1,13 +1,17 @@
-"""What fast memory knows about the stored entries of one layer: codes, clusters, medoids."""
+"""What fast memory knows about the stored entries of one layer: codes, clusters, a summary."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import torch
 
 from .codes import Codebook
-from .medoids import Medoids
+from .errors import ArgumentError
+from .summary import Clustered, Summary
+
+S = TypeVar("S")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Index:
         offsets: int32 [clusters + 1].
         members: int32; cluster c is `members[offsets[c]:offsets[c + 1]]`, its medoid first. What
             follows the last cluster is in none.
-        medoids: of the clusters, or None where no selector needs them.
+        summary: what the selector ranks by, or None where codes and clusters are all that it does.
         limit: entries at or above it are never chosen (a cropped sequence).
         owner: int32 [clusters], the cluster that each is a part of (`maintenance.parts`): itself
             where it is none.
@@ -31,7 +35,7 @@ class Index:
     codes: torch.Tensor
     offsets: torch.Tensor
     members: torch.Tensor
-    medoids: Medoids | None
+    summary: Summary | None
     limit: int
     owner: torch.Tensor
     request_cost: float = 1.5
@@ -46,13 +50,27 @@ class Index:
         return sum(self.bytes_by_part().values())
 
     def bytes_by_part(self) -> dict[str, int]:
-        """Bytes of `codes`, `codebook`, `clusters` and `medoids`."""
+        """Bytes of `codes`, `codebook`, `clusters` and `summary`."""
         return {
             "codes": self.codes.nbytes,
             "codebook": self.codebook.nbytes,
             "clusters": self.offsets.nbytes + self.members.nbytes + self.owner.nbytes,
-            "medoids": 0 if self.medoids is None else self.medoids.nbytes,
+            "summary": 0 if self.summary is None else self.summary.nbytes,
         }
+
+    def known(self, kind: type[S]) -> S:
+        """The summary, which a selector knows to be of this kind.
+
+        Raises:
+            ArgumentError: it is of another kind, or there is none.
+        """
+        if not isinstance(self.summary, kind):
+            has = "none" if self.summary is None else type(self.summary).__name__
+            raise ArgumentError(
+                f"the selector ranks by {kind.__name__}, but the summary of this index is {has}: "
+                "make it with `selectors.summary_of(selector)`"
+            )
+        return self.summary
 
     def bytes_per_entry(self) -> dict[str, float]:
         """The same per stored entry, and their sum under `total`."""
@@ -71,12 +89,23 @@ class Index:
         return scores
 
     def laid_out(
-        self, offsets: torch.Tensor, members: torch.Tensor, medoids: Medoids | None
+        self, offsets: torch.Tensor, members: torch.Tensor, summary: Summary | None
     ) -> Index:
         """The same entries in other clusters."""
         return dataclasses.replace(
-            self, offsets=offsets, members=members, medoids=medoids, owner=_themselves(offsets)
+            self, offsets=offsets, members=members, summary=summary, owner=_themselves(offsets)
         )
+
+    def in_reach(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Offsets and members of the clusters without what is at `limit` or above.
+
+        A cluster keeps its number, and may be empty.
+        """
+        if self.limit == self.entries:
+            return self.offsets, self.members
+        kept = self.members < self.limit
+        before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        return before[self.offsets.long()].int(), self.members[kept]
 
     def sizes(self) -> torch.Tensor:
         """int64 [clusters]: entries of each, all its parts counted; 0 for a part."""
@@ -91,38 +120,27 @@ class Index:
         """The same index with only the first `limit` entries in reach."""
         return dataclasses.replace(self, limit=limit)
 
-    def grown(
-        self,
-        keys: torch.Tensor,
-        offsets: torch.Tensor,
-        members: torch.Tensor,
-        medoids: bool,
-        weights: torch.Tensor | None = None,
-        owner: torch.Tensor | None = None,
-    ) -> Index:
-        """With further entries: keys [kv_heads, n, head_dim] in clusters of their own.
+    def grown(self, more: Clustered, owner: torch.Tensor | None = None) -> Index:
+        """With further entries, in clusters of their own.
 
-        `medoids` and `weights` as in `build`; `owner` int64 [clusters], the cluster of this index
-        that each of the new ones is a part of, -1 for its own, which all are if not given.
+        `owner` int64 [clusters], the cluster of this index that each of the new ones is a part of,
+        -1 for its own, which all are if not given.
         """
         before = self.offsets.numel() - 1
-        own = torch.arange(before, before + offsets.numel() - 1, dtype=torch.int32)
+        own = torch.arange(before, before + more.clusters, dtype=torch.int32)
         if owner is not None:
             own = torch.where(owner < 0, own, owner).int()
-        ours, theirs = int(self.offsets[-1]), int(offsets[-1])
-        grown = None
-        if medoids and self.medoids is not None:
-            grown = self.medoids.grown(keys, offsets, members, weights)
-        members = members + self.entries
+        ours, theirs = int(self.offsets[-1]), int(more.offsets[-1])
+        members = more.members + self.entries
         return Index(
             codebook=self.codebook,
-            codes=torch.cat([self.codes, self.codebook.encode(keys)], dim=-1),
-            offsets=torch.cat([self.offsets, offsets[1:] + ours]),
+            codes=torch.cat([self.codes, self.codebook.encode(more.keys)], dim=-1),
+            offsets=torch.cat([self.offsets, more.offsets[1:] + ours]),
             members=torch.cat(
                 [self.members[:ours], members[:theirs], self.members[ours:], members[theirs:]]
             ),
-            medoids=grown,
-            limit=self.limit + keys.shape[1],
+            summary=None if self.summary is None else self.summary.grown(more),
+            limit=self.limit + more.keys.shape[1],
             owner=torch.cat([self.owner, own]),
             request_cost=self.request_cost,
         )
@@ -133,10 +151,7 @@ def build(
     keys: torch.Tensor,
     offsets: torch.Tensor,
     members: torch.Tensor,
-    medoids: bool,
-    weights: torch.Tensor | None = None,
-    representative: str = "medoid",
-    medoid_bits: int = 16,
+    summary: Summary | None = None,
     request_cost: float = 1.5,
 ) -> Index:
     """Index of entries with keys [kv_heads, n, head_dim] in the given clusters.
@@ -144,19 +159,14 @@ def build(
     Args:
         codebook: for the keys' codes.
         keys: floating.
-        offsets, members: see `Index`.
-        medoids: whether a selector needs them.
-        weights, representative, medoid_bits: see `Medoids.build`.
-        request_cost: see `Index`.
+        offsets, members, summary, request_cost: see `Index`.
     """
     return Index(
         codebook=codebook,
         codes=codebook.encode(keys),
         offsets=offsets,
         members=members,
-        medoids=Medoids.build(keys, offsets, members, weights, representative, medoid_bits)
-        if medoids
-        else None,
+        summary=summary,
         limit=keys.shape[1],
         owner=_themselves(offsets),
         request_cost=request_cost,

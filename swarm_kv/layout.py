@@ -18,7 +18,7 @@ from . import clusterers, ops
 from .config import SwarmConfig
 from .errors import ArgumentError
 from .index import Index, members_of, sequence_blocks
-from .selectors import Selector, needs_medoids
+from .selectors import Selector, summary_of
 from .simulate import simulate_selections
 
 TAUS = (0.45, 0.6, 0.75)
@@ -179,7 +179,7 @@ def _clustered(
         count += 64 * problem.probes.shape[1]
     activations = np.bitwise_count(bits.numpy().view(np.uint64)).sum(axis=1, dtype=np.int32)
     cluster = clusterers.resolve(config.clusterer)
-    if config.cold == "auto" and needs_medoids(problem.selector):
+    if config.cold == "auto" and summary_of(problem.selector) is not None:
         config = dataclasses.replace(config, cold="packed")
     with_radius = clusterers.has_radius(config.clusterer)
     layouts = []

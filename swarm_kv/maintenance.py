@@ -156,8 +156,8 @@ def parts(
     made: list[tuple[int, list[int]]] = []
     for home in sorted(joined):
         entries = joined[home]
-        fits = int(sizes[home]) + len(entries) <= config.max_size
-        made += [(home if fits else -1, piece) for piece in _cut(entries, config.max_size)]
+        fits = int(sizes[home]) + len(entries) <= config.cluster_size
+        made += [(home if fits else -1, piece) for piece in _cut(entries, config.cluster_size)]
     made += [(-1, piece) for piece in _cut(free, config.block)]
     lengths = torch.tensor([0, *(len(entries) for _, entries in made)])
     members = torch.tensor([entry for _, entries in made for entry in entries], dtype=torch.int32)

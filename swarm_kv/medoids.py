@@ -8,10 +8,10 @@ import torch
 
 from . import ops
 from .errors import ArgumentError
+from .summary import Clustered, half
 
 REPRESENTATIVES = ("medoid", "weighted_mean")
 BITS = (16, 4)
-HALF_MAX = torch.finfo(torch.float16).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Medoids:
             raise ArgumentError(f"medoids of 4 bits need an even head size, not {keys.shape[2]}")
         chosen = _represent(keys, offsets, members, weights, representative)
         if bits == 16:
-            return cls(_half(chosen), None, None, representative)
+            return cls(half(chosen), None, None, representative)
         if chosen.shape[1] == 0:
             low = high = chosen.new_zeros(keys.shape[0], keys.shape[2])
         else:
@@ -91,17 +91,11 @@ class Medoids:
             return ops.score_clusters(query, self.keys, 1.0)
         return ops.score_coded_clusters(query, self.keys, self.scales, 1.0)
 
-    def alike(
-        self,
-        keys: torch.Tensor,
-        offsets: torch.Tensor,
-        members: torch.Tensor,
-        weights: torch.Tensor | None = None,
-    ) -> Medoids:
+    def alike(self, of: Clustered) -> Medoids:
         """Those of other clusters, as in `build`; 4 bits keep their scales and clamp."""
-        chosen = _represent(keys, offsets, members, weights, self.representative)
+        chosen = _represent(of.keys, of.offsets, of.members, of.weights, self.representative)
         if self.scales is None or self.zeros is None:
-            return dataclasses.replace(self, keys=_half(chosen))
+            return dataclasses.replace(self, keys=half(chosen))
         return dataclasses.replace(self, keys=_pack(chosen, self.scales, self.zeros))
 
     def replaced(self, first: int, last: int, others: Medoids) -> Medoids:
@@ -109,16 +103,10 @@ class Medoids:
         parts = [self.keys[:, :first], others.keys, self.keys[:, last:]]
         return dataclasses.replace(self, keys=torch.cat(parts, dim=1))
 
-    def grown(
-        self,
-        keys: torch.Tensor,
-        offsets: torch.Tensor,
-        members: torch.Tensor,
-        weights: torch.Tensor | None = None,
-    ) -> Medoids:
+    def grown(self, more: Clustered) -> Medoids:
         """With those of further clusters, as in `build`."""
         count = self.keys.shape[1]
-        return self.replaced(count, count, self.alike(keys, offsets, members, weights))
+        return self.replaced(count, count, self.alike(more))
 
 
 def _represent(
@@ -148,10 +136,6 @@ def _represent(
             for head in keys
         ]
     )
-
-
-def _half(keys: torch.Tensor) -> torch.Tensor:
-    return keys.clamp(-HALF_MAX, HALF_MAX).half()
 
 
 def _pack(keys: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:

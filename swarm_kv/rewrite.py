@@ -17,10 +17,10 @@ from .entries import Geometry, read_entries
 from .errors import ArgumentError
 from .index import Index, concatenated
 from .layout import Layout, Problem, Queries, choose
-from .medoids import Medoids
 from .selectors import Selector
 from .store import IndexCharge, Segment, Store
 from .store_ops import stored_entry_bytes
+from .summary import Clustered, Summary
 
 LEAST_QUERIES = 16
 """Fewer queries say nothing about what belongs together."""
@@ -80,13 +80,13 @@ class Rewritten:
         task: what was asked.
         segment: on the drives, complete.
         owner: int64 [clusters], counted like `Task.owner`.
-        medoids: of its clusters, where a selector needs them.
+        summary: of its clusters, where the selector has one.
     """
 
     task: Task
     segment: Segment
     owner: torch.Tensor
-    medoids: Medoids | None
+    summary: Summary | None
 
 
 def rewrite(task: Task, check: Check) -> Rewritten:
@@ -102,7 +102,7 @@ def rewrite(task: Task, check: Check) -> Rewritten:
         keys, values = read_entries(store, shape, task.segments, 0, entries, check)
         layout, owner = _group(task, keys)
         check()
-        medoids = _medoids(task, keys, layout)
+        summary = _summary(task, keys, layout)
         config = store.config
         segment = store.write(
             keys,
@@ -117,7 +117,7 @@ def rewrite(task: Task, check: Check) -> Rewritten:
         )
     finally:
         working.release()
-    return Rewritten(task, segment, owner, medoids)
+    return Rewritten(task, segment, owner, summary)
 
 
 def _group(task: Task, keys: torch.Tensor) -> tuple[Layout, torch.Tensor]:
@@ -136,7 +136,7 @@ def _by_queries(task: Task, keys: torch.Tensor, queries: Queries) -> Layout:
     few = dataclasses.replace(config, min_activation=max(1, round(config.min_activation * share)))
 
     def indexed(layout: Layout) -> Index:
-        return index.laid_out(layout.offsets, layout.members, _medoids(task, keys, layout))
+        return index.laid_out(layout.offsets, layout.members, _summary(task, keys, layout))
 
     return choose(
         Problem(
@@ -154,11 +154,14 @@ def _by_queries(task: Task, keys: torch.Tensor, queries: Queries) -> Layout:
     )
 
 
-def _medoids(task: Task, keys: torch.Tensor, layout: Layout) -> Medoids | None:
-    medoids = task.index.medoids
-    if medoids is None:
+def _summary(task: Task, keys: torch.Tensor, layout: Layout) -> Summary | None:
+    summary = task.index.summary
+    if summary is None:
         return None
-    return medoids.alike(keys, layout.offsets, layout.members, layout.activations)
+    queries = None if task.queries is None else task.queries.q
+    return summary.alike(
+        Clustered(keys, layout.offsets, layout.members, layout.activations, queries)
+    )
 
 
 def by_owner(
@@ -211,10 +214,10 @@ def spliced(index: Index, done: Rewritten, segments: tuple[Segment, ...]) -> Ind
     kept = torch.arange(first + count, first + count + len(later))
     moved = torch.where(later >= last, later + (count - (last - first)), later)
     moved = torch.where((later >= first) & (later < last), kept, moved)
-    medoids = index.medoids
-    if medoids is not None and done.medoids is not None:
-        medoids = medoids.replaced(first, last, done.medoids)
+    summary = index.summary
+    if summary is not None and done.summary is not None:
+        summary = summary.replaced(first, last, done.summary)
     owner = torch.cat([index.owner[:first].long(), own, moved])
     return dataclasses.replace(
-        index, offsets=offsets, members=members, medoids=medoids, owner=owner.int()
+        index, offsets=offsets, members=members, summary=summary, owner=owner.int()
     )

@@ -3,6 +3,9 @@
 A selector is a function `(query, index, budget, config) -> (clusters, entries)`: clusters that are
 read whole and entries that are read one by one, both int64 numbers through the layer. A new one is
 a function with `@selector("name")`; a `SwarmConfig` may also be given the function itself.
+
+What a selector ranks by beyond the codes is its summary (`swarm_kv.summary`): it finds it as
+`index.summary`, medoids unless it names another one with `@selector("name", summary=...)`.
 """
 
 from __future__ import annotations
@@ -14,27 +17,44 @@ import torch
 from . import ops
 from .config import SwarmConfig
 from .index import Index
+from .medoids import Medoids
 from .registry import Registry
+from .summary import Clustered, Summarise
 
 Selection = tuple[torch.Tensor, torch.Tensor]
 Selector = Callable[[torch.Tensor, Index, int, SwarmConfig], Selection]
 
 _NONE = torch.empty(0, dtype=torch.int64)
 _SELECTORS: Registry[Selector] = Registry("selector")
-selector = _SELECTORS.register
-"""Registers a selector under a name."""
 names = _SELECTORS.names
 """Names that `SwarmConfig.selector` may be."""
 resolve = _SELECTORS.resolve
 """The selector that a setting names or is."""
 
 
-def needs_medoids(chosen: Selector) -> bool:
-    """Whether `chosen` may look at medoid keys: any but the built-in ones that go by codes."""
-    return chosen not in (two_level, codes, interval)
+def medoids(of: Clustered, config: SwarmConfig) -> Medoids:
+    """The summary that a selector has unless it names another one."""
+    return Medoids.build(
+        of.keys, of.offsets, of.members, of.weights, config.representative, config.medoid_bits
+    )
 
 
-@selector("two_level")
+def selector(name: str, summary: Summarise | None = medoids) -> Callable[[Selector], Selector]:
+    """Registers a selector under a name, and what it ranks by: None for nothing but codes."""
+
+    def register(function: Selector) -> Selector:
+        function.summary = summary  # type: ignore[attr-defined]
+        return _SELECTORS.register(name)(function)
+
+    return register
+
+
+def summary_of(chosen: Selector) -> Summarise | None:
+    """What makes the summary that `chosen` ranks by; medoids for a function that names none."""
+    return getattr(chosen, "summary", medoids)
+
+
+@selector("two_level", summary=None)
 def two_level(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
     """Codes score every entry; clusters are taken by the attention they bring per read cost.
 
@@ -56,14 +76,14 @@ def two_level(query: torch.Tensor, index: Index, budget: int, config: SwarmConfi
     )
 
 
-@selector("codes")
+@selector("codes", summary=None)
 def codes(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
     """The strongest entries by their codes, one by one; clusters only decide where they lie."""
     probabilities = index.probabilities(query)
     return ops.select_two_level(probabilities, index.offsets, index.members, budget, 0.0, 1.0)
 
 
-@selector("interval")
+@selector("interval", summary=None)
 def interval(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
     """Codes score every entry; intervals of the order in which the entries lie are read whole.
 
@@ -87,6 +107,5 @@ def interval(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig
 @selector("medoid")
 def medoid(query: torch.Tensor, index: Index, budget: int, config: SwarmConfig) -> Selection:
     """The paper's: clusters by the softmax of query times medoid key, until the budget is met."""
-    assert index.medoids is not None, "needs_medoids says that this selector needs them"
-    scores = index.medoids.score(query)
+    scores = index.known(Medoids).score(query)
     return ops.select_clusters(scores, index.offsets, index.members, budget), _NONE

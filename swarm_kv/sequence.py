@@ -29,10 +29,10 @@ from .index import Index, build, concatenated, sequence_blocks
 from .layout import Layout, Problem, Queries, choose, in_sequence
 from .maintenance import Activity, Drift, Lot, RecentQueries
 from .means import ClusterMeans
-from .medoids import Medoids
-from .selectors import Selector, needs_medoids
+from .selectors import Selector, summary_of
 from .store import NOTHING, IndexCharge, Segment, Store, Wanted, Window
 from .store_ops import stored_entry_bytes
+from .summary import Clustered
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Sequence:
         self.window = Window(store)
         self.selector = selector
         self.probes = probes
-        self._medoids = needs_medoids(selector)
+        self._summarise = summary_of(selector)
         self._strategy = maintenance.resolve(store.config.maintenance)
         steps = min(store.config.window, maintenance.OBSERVED_STEPS)
         self._activity = Activity(steps) if maintenance.needs_bits(self._strategy) else None
@@ -541,7 +541,6 @@ class Sequence:
             k,
             plain.offsets,
             plain.members,
-            medoids=False,
             request_cost=config.selection_request_cost(stored_bytes),
         )
         layout = plain
@@ -554,13 +553,13 @@ class Sequence:
                     queries=queries,
                     scale=shape.scale,
                     stored_bytes=stored_bytes,
-                    index=lambda layout: self._indexed(by_codes, k, layout),
+                    index=lambda layout: self._indexed(by_codes, k, layout, queries),
                     selector=self.selector,
                     probes=self._probes_of_stored(k.shape[1]),
                 ),
                 config,
             )
-        index = self._indexed(by_codes, k, layout)
+        index = self._indexed(by_codes, k, layout, queries)
         means = None
         if config.estimate_unfetched:
             means = ClusterMeans.build(k, v, *sequence_blocks(k.shape[1], MEANS_BLOCK))
@@ -577,7 +576,7 @@ class Sequence:
             layout.queries,
             config.codec,
         )
-        index = index.laid_out(*self.store.clusters(segment), index.medoids)
+        index = index.laid_out(*self.store.clusters(segment), index.summary)
         if self._activity is not None:
             self._activity.replace(0, len(self._activity.clusters), segment.clusters)
         self._rewriting, self._recoding, self._drift = None, None, Drift()
@@ -594,18 +593,15 @@ class Sequence:
         rows = self.probes[len(self.sinks) :][:entries]
         return torch.nn.functional.pad(rows, (0, 0, 0, entries - rows.shape[0]))
 
-    def _indexed(self, by_codes: Index, keys: torch.Tensor, layout: Layout) -> Index:
-        medoids = None
-        if self._medoids:
-            medoids = Medoids.build(
-                keys,
-                layout.offsets,
-                layout.members,
-                layout.activations,
-                self.config.representative,
-                self.config.medoid_bits,
-            )
-        return by_codes.laid_out(layout.offsets, layout.members, medoids)
+    def _indexed(
+        self, by_codes: Index, keys: torch.Tensor, layout: Layout, queries: Queries | None
+    ) -> Index:
+        lists = layout.offsets, layout.members
+        if self._summarise is None:
+            return by_codes.laid_out(*lists, None)
+        asked = None if queries is None else queries.q
+        of = Clustered(keys, *lists, layout.activations, asked)
+        return by_codes.laid_out(*lists, self._summarise(of, self.config))
 
     def _write_more(
         self,
@@ -616,7 +612,9 @@ class Sequence:
         observed: bool,
     ) -> None:
         lists, owner = self._parts(stored.index, k, observed)
-        index = stored.index.grown(k, *lists, self._medoids, owner=owner)
+        recent = self._recent.queries(stored.entries)
+        asked = None if recent is None else recent.q
+        index = stored.index.grown(Clustered(k, *lists, queries=asked), owner)
         means = stored.means
         if means is not None:
             means = means.grown(k, v, *sequence_blocks(k.shape[1], MEANS_BLOCK))

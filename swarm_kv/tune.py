@@ -69,7 +69,7 @@ def coded(
     context = layer.settings.context
     profile = layer.q[:, max(0, context - queries) : context]
     codebook = train(keys, code_bytes or max(1, keys.shape[2] // 8), profile, code_bits)
-    return build(codebook, keys, *sequence_blocks(keys.shape[1], 16), medoids=False)
+    return build(codebook, keys, *sequence_blocks(keys.shape[1], 16))
 
 
 def sweep(

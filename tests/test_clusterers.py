@@ -12,7 +12,7 @@ from swarm_kv.errors import ArgumentError
 CONFIG = types.SimpleNamespace(
     distance="jaccard",
     tau=0.7,
-    max_size=12,
+    cluster_size=12,
     max_replicas=2,
     min_activation=2,
     cold="coded",
@@ -53,7 +53,7 @@ def test_every_clusterer_covers_every_entry(name):
     assert offsets[0] == 0
     assert offsets[-1] <= members.numel()
     assert (offsets.diff() > 0).all()
-    assert (offsets.diff() <= CONFIG.max_size).all()
+    assert (offsets.diff() <= CONFIG.cluster_size).all()
     copies = torch.bincount(members, minlength=120)
     assert copies.min() >= 1
     assert copies.max() <= CONFIG.max_replicas
@@ -69,17 +69,19 @@ def test_settings_reach_the_operator(name):
     for settings in (
         {},
         dict(distance="conditional", tau=0.4),
-        dict(max_size=3, max_replicas=1),
+        dict(cluster_size=3, max_replicas=1),
         dict(min_activation=11, cold="packed"),
         dict(min_activation=11, cold="single", max_index_bytes=64),
     ):
         config = changed(**settings)
         ours = clusterers.resolve(name)(signatures(), keys(), config)
-        expected = ops.cluster(signatures(), name, **vars(config))
+        given = vars(config) | {"max_size": config.cluster_size}
+        del given["cluster_size"]
+        expected = ops.cluster(signatures(), name, **given)
         assert torch.equal(ours[0], expected[0])
         assert torch.equal(ours[1], expected[1])
     # which would not tell anything if no setting mattered
-    one = clusterers.resolve(name)(signatures(), keys(), changed(max_size=3))
+    one = clusterers.resolve(name)(signatures(), keys(), changed(cluster_size=3))
     assert not torch.equal(one[0], clusterers.resolve(name)(signatures(), keys(), CONFIG)[0])
 
 
@@ -95,7 +97,7 @@ def test_hypergraph_needs_fewer_reads_than_the_sequence():
 
 
 def test_kmeans_finds_the_centres_of_the_keys():
-    config = changed(max_size=64)
+    config = changed(cluster_size=64)
     clusters = as_lists(*clusterers.kmeans_keys(signatures(), keys(), config))
     assert sorted(map(sorted, clusters)) == [list(range(c, 120, 8)) for c in range(8)]
     other = as_lists(*clusterers.kmeans_keys(signatures(), keys(centres=7), config))
@@ -103,8 +105,8 @@ def test_kmeans_finds_the_centres_of_the_keys():
 
 
 def test_kmeans_members_by_distance_and_cut_in_that_order():
-    whole = as_lists(*clusterers.kmeans_keys(signatures(), keys(), changed(max_size=64)))
-    cut = as_lists(*clusterers.kmeans_keys(signatures(), keys(), changed(max_size=4)))
+    whole = as_lists(*clusterers.kmeans_keys(signatures(), keys(), changed(cluster_size=64)))
+    cut = as_lists(*clusterers.kmeans_keys(signatures(), keys(), changed(cluster_size=4)))
     assert [c[i : i + 4] for c in whole for i in range(0, len(c), 4)] == cut
     rows = keys().transpose(0, 1).flatten(1)
     for members in whole:

@@ -115,6 +115,8 @@ def test_errors() -> None:
     with pytest.raises(ArgumentError, match=r"parts of 4 bits, which must divide the head size"):
         codes.train(keys, 4, bits=4)
     codes.train(keys, 4)
+    with pytest.raises(ArgumentError, match=r"5 parts must divide the head size \(12\)"):
+        codes.fit(keys, 5, 6)
 
 
 def test_no_query_is_as_none() -> None:
@@ -137,6 +139,8 @@ def test_numbers_that_faiss_cannot_take(value: float) -> None:
         codes.train(bad_keys, 4, queries)
     with pytest.raises(ArgumentError, match=r"keys must be finite and at most 1e\+15, got"):
         codes.retrain(book, bad_keys)
+    with pytest.raises(ArgumentError, match=r"keys must be finite and at most 1e\+15, got"):
+        codes.fit(bad_keys, 2, 6)
     with pytest.raises(ArgumentError, match=r"queries must be finite and at most 1e\+15, got"):
         codes.train(keys, 4, bad_queries)
 

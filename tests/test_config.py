@@ -169,7 +169,9 @@ def test_limits(name: str, good: list[Any], bad: list[Any], limit: str) -> None:
 
 
 @pytest.mark.parametrize("value", [1.5, "4", None])
-@pytest.mark.parametrize("name", ["window", "sinks", "max_size", "block", "flush", "recall_every"])
+@pytest.mark.parametrize(
+    "name", ["window", "sinks", "max_replicas", "block", "flush", "recall_every"]
+)
 def test_counts_are_whole(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError) as caught:
         SwarmConfig(paths="/a", **{name: value})
@@ -262,3 +264,9 @@ def test_a_function_works_but_is_not_saved(name: str, tmp_path: pathlib.Path) ->
     with pytest.raises(ArgumentError, match=f"`{name}` that is a function cannot be saved"):
         config.save_pretrained(tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_clusters_are_cut_finer_where_they_only_cut_an_order():
+    assert SwarmConfig(paths=["/a"]).cluster_size == 16
+    assert SwarmConfig(paths=["/a"], clusterer="swarm").cluster_size == 64
+    assert SwarmConfig(paths=["/a"], max_size=7).cluster_size == 7

@@ -1,4 +1,4 @@
-"""The index: its parts and their bytes, medoids, growing."""
+"""The index: its parts and their bytes, its summary, growing."""
 
 import math
 
@@ -8,6 +8,7 @@ import torch
 from swarm_kv import codes, index, ops
 from swarm_kv.errors import ArgumentError
 from swarm_kv.medoids import Medoids
+from swarm_kv.summary import Clustered
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 
@@ -23,9 +24,10 @@ def some_keys(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(KV_HEADS, count, DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def some_index(**settings: object) -> index.Index:
+def some_index(bits: int = 16) -> index.Index:
     keys = some_keys(7)
-    return index.build(codes.train(keys, 4), keys, OFFSETS, MEMBERS, True, **settings)
+    medoids = Medoids.build(keys, OFFSETS, MEMBERS, bits=bits)
+    return index.build(codes.train(keys, 4), keys, OFFSETS, MEMBERS, medoids)
 
 
 def test_medoids_are_keys() -> None:
@@ -78,7 +80,7 @@ def test_medoids_grow(bits: int, representative: str) -> None:
     keys, more = some_keys(7), some_keys(4, 1)
     offsets, members = index.sequence_blocks(4, 2)
     grown = Medoids.build(keys, OFFSETS, MEMBERS, None, representative, bits).grown(
-        more, offsets, members
+        Clustered(more, offsets, members)
     )
     at_once = Medoids.build(
         torch.cat([keys, more], 1), int32(0, 3, 5, 6, 8, 10), int32(4, 0, 1, 2, 0, 5, 7, 8, 9, 10),
@@ -118,24 +120,33 @@ def test_bytes_by_part() -> None:
         "codes": KV_HEADS * 4 * 7,
         "codebook": KV_HEADS * (4 * 256 * DIM + 2 * DIM * DIM),
         "clusters": 4 * (4 + 8 + 3),
-        "medoids": 2 * KV_HEADS * 3 * DIM,
+        "summary": 2 * KV_HEADS * 3 * DIM,
     }
     assert built.nbytes() == sum(parts.values())
     per_entry = built.bytes_per_entry()
     assert math.isclose(per_entry["total"], built.nbytes() / 7)
     assert per_entry["codes"] == KV_HEADS * 4
-    four = some_index(medoid_bits=4).bytes_by_part()
-    assert four["medoids"] == KV_HEADS * (3 * DIM // 2 + 8 * DIM)
+    four = some_index(bits=4).bytes_by_part()
+    assert four["summary"] == KV_HEADS * (3 * DIM // 2 + 8 * DIM)
     keys = some_keys(7)
-    without = index.build(codes.train(keys, 4), keys, OFFSETS, MEMBERS, False)
-    assert without.medoids is None
-    assert without.bytes_by_part() == {**parts, "medoids": 0}
+    without = index.build(codes.train(keys, 4), keys, OFFSETS, MEMBERS)
+    assert without.summary is None
+    assert without.bytes_by_part() == {**parts, "summary": 0}
+
+
+def test_a_selector_finds_its_own_kind_of_summary() -> None:
+    built = some_index()
+    assert built.known(Medoids) is built.summary
+    with pytest.raises(ArgumentError, match=r"ranks by Codebook, but .* is Medoids: make it with"):
+        built.known(codes.Codebook)
+    with pytest.raises(ArgumentError, match="summary of this index is none"):
+        built.laid_out(OFFSETS, MEMBERS, None).known(Medoids)
 
 
 def test_growing_keeps_loose_entries_loose() -> None:
     """They would otherwise become members of the first cluster that is appended."""
     more = some_keys(5, 1)
-    grown = some_index().grown(more, int32(0, 2, 4), int32(1, 0, 3, 2, 4), True)
+    grown = some_index().grown(Clustered(more, int32(0, 2, 4), int32(1, 0, 3, 2, 4)))
     lists = [
         grown.members[a:b].tolist()
         for a, b in zip(grown.offsets[:-1], grown.offsets[1:], strict=True)
@@ -144,8 +155,7 @@ def test_growing_keeps_loose_entries_loose() -> None:
     assert grown.members[int(grown.offsets[-1]) :].tolist() == [3, 6, 11]
     assert grown.offsets.dtype == grown.members.dtype == torch.int32
     assert (grown.entries, grown.limit) == (12, 12)
-    assert grown.medoids is not None
-    assert torch.equal(grown.medoids.keys[:, 3:], more[:, [1, 3]].half())
+    assert torch.equal(grown.known(Medoids).keys[:, 3:], more[:, [1, 3]].half())
     assert torch.equal(grown.codes[..., 7:], grown.codebook.encode(more))
 
 
@@ -156,3 +166,11 @@ def test_a_cropped_index_gives_nothing_beyond_its_limit() -> None:
     cropped = built.cropped(4).probabilities(query)
     assert (cropped[4:] == 0).all()
     assert torch.equal(cropped[:4], built.probabilities(query)[:4])
+
+
+def test_clusters_in_reach_keep_their_numbers() -> None:
+    built = some_index()
+    assert built.in_reach() == (built.offsets, built.members)
+    offsets, members = built.cropped(4).in_reach()
+    assert (offsets.tolist(), members.tolist()) == ([0, 2, 4, 4], [0, 1, 2, 0, 3])
+    assert offsets.dtype == members.dtype == torch.int32

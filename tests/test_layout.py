@@ -36,7 +36,7 @@ def problem_of(
     stored = keys[:, SINKS : SINKS + entries]
     book = codes.train(stored, 8, queries.q, config.code_bits)
     cost = config.entry_request_cost(stored_bytes)
-    by_codes = build(book, stored, *sequence_blocks(entries, 8), medoids=False, request_cost=cost)
+    by_codes = build(book, stored, *sequence_blocks(entries, 8), request_cost=cost)
     return Problem(
         keys=keys,
         sinks=SINKS,

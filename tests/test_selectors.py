@@ -1,6 +1,7 @@
 """The selector that reads intervals of the layout."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ def some_index() -> index.Index:
     keys = torch.randn(2, ENTRIES, 16, generator=generator)
     offsets = torch.tensor([0, 30, 50]).int()
     members = torch.randperm(ENTRIES, generator=generator).int()
-    return index.build(codes.train(keys, 4), keys, offsets, members, False)
+    return index.build(codes.train(keys, 4), keys, offsets, members)
 
 
 QUERY = torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(1))
@@ -30,9 +31,24 @@ def taken(which: index.Index) -> torch.Tensor:
     return entries
 
 
-def test_needs_no_medoids() -> None:
-    assert not selectors.needs_medoids(selectors.resolve("interval"))
-    assert selectors.needs_medoids(selectors.resolve("medoid"))
+def test_what_a_selector_ranks_by() -> None:
+    assert selectors.summary_of(selectors.resolve("interval")) is None
+    assert selectors.summary_of(selectors.resolve("medoid")) is selectors.medoids
+
+    def plain(*_: Any) -> Any:
+        raise NotImplementedError
+
+    assert selectors.summary_of(plain) is selectors.medoids
+
+    def summarise(*_: Any) -> Any:
+        raise NotImplementedError
+
+    assert selectors.selector("own", summary=summarise)(plain) is plain
+    try:
+        assert selectors.summary_of(plain) is summarise
+        assert selectors.resolve("own") is plain
+    finally:
+        del selectors._SELECTORS["own"]
 
 
 def test_goes_by_codes_order_and_request_cost() -> None:

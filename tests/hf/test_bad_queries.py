@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import swarm_kv
-from swarm_kv import compat, selectors
+from swarm_kv import compat
 from swarm_kv.errors import ArgumentError, StateError
 from tests.hf.test_equivalence import settings
 
 PROMPT, BAD, STEPS = 200, 203, 212
-BY_CODES = [name for name in selectors.names() if name != "medoid"]
+ANSWERING = ["codes", "interval", "two_level", "infllm", "oracle"]
+"""Selectors by codes, and one each of those that rank clusters and entries by a summary."""
 
 
 def decode(model: Any, ids: torch.Tensor, number: float | None, cache: Any = None) -> torch.Tensor:
@@ -47,7 +48,7 @@ def ids() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-@pytest.mark.parametrize("selector", BY_CODES)
+@pytest.mark.parametrize("selector", ANSWERING)
 def test_the_step_is_not_a_number_and_the_next_ones_are_as_ever(
     selector: str, number: float, ids: torch.Tensor, drives: list[str], tiny_model: Any
 ) -> None:

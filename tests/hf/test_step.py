@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_kv import selectors
+from swarm_kv import baselines, selectors
 from swarm_kv.layer import CacheState, SwarmLayer
 from swarm_kv.sequence import Sequence
 from swarm_kv.store import Store
@@ -31,8 +31,8 @@ def tokens() -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def store(drives: list[str]) -> Any:
-    opened = Store(settings(drives, **SPARSE))
+def store(drives: list[str], request: pytest.FixtureRequest) -> Any:
+    opened = Store(settings(drives, **SPARSE, **getattr(request, "param", {})))
     yield opened
     opened.close()
 
@@ -52,6 +52,12 @@ def only(tokens: dict[str, Tensor], rows: list[int]) -> dict[str, Tensor]:
     return {name: tensor[rows] for name, tensor in tokens.items()}
 
 
+@pytest.mark.parametrize(
+    "store",
+    [{"selector": name} for name in ("interval", *baselines.names())],
+    ids=lambda setting: setting["selector"],
+    indirect=True,
+)
 @pytest.mark.parametrize("several", [1, 3], ids=["one query", "three queries"])
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "left-padded"])
 def test_a_row_does_not_depend_on_the_others(

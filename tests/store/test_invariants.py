@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from swarm_kv import ops, selectors
+from swarm_kv import baselines, ops, selectors
 from swarm_kv.errors import CapacityError
 from swarm_kv.reference import unpack_bits
 from swarm_kv.sequence import Geometry, Sequence
@@ -183,7 +183,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 1000),
         replicas=st.integers(1, 3),
-        selector=st.sampled_from(["interval", "medoid"]),
+        selector=st.sampled_from(["interval", "medoid", *baselines.names()]),
         layout=st.sampled_from(["auto", "clusters", "sequence"]),
         clusterer=st.sampled_from(["hypergraph", "swarm"]),
         estimate=st.booleans(),
@@ -338,7 +338,8 @@ class SequenceMachine(RuleBasedStateMachine):
             clusters = sum(segment.clusters for segment in stored.segments)
             assert clusters == len(stored.index.offsets) - 1
             assert 0 < pair.sequence.limit <= stored.entries
-            assert (stored.index.medoids is None) == (pair.sequence.selector is selectors.interval)
+            wanted = selectors.summary_of(pair.sequence.selector)
+            assert (stored.index.summary is None) == (wanted is None)
             assert (stored.means is not None) == self.store.config.estimate_unfetched
             if stored.means is not None:
                 assert stored.means.sizes.sum() == stored.means.group_of.numel() == stored.entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import logging
@@ -13,12 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_kv import errors, maintenance, recode, rewrite, selectors
+from swarm_kv import baselines, errors, maintenance, recode, rewrite, selectors
 from swarm_kv.background import Background
+from swarm_kv.baselines import infllm, quest
+from swarm_kv.config import SwarmConfig
 from swarm_kv.errors import ArgumentError, CapacityError, StorageError
 from swarm_kv.index import members_of
+from swarm_kv.medoids import Medoids
 from swarm_kv.sequence import Geometry, Sequence
 from swarm_kv.store import NOTHING, Store, Wanted
+from swarm_kv.summary import Clustered
 
 from .helpers import open_store
 
@@ -44,6 +49,19 @@ def tokens(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     k = 0.5 * k + topics[torch.arange(count) % TOPICS]
     asked = torch.randint(TOPICS, (count,), generator=generator)
     return k, v, topics[asked].expand(HEADS, count, DIM).clone()
+
+
+def check_summary(summary: Any, of: Clustered) -> None:
+    """It is what would be made of all entries at once."""
+    if isinstance(summary, infllm.Representatives):  # each time of other queries: a mean of members
+        assert summary.vectors.shape[1] == of.clusters
+        top, bottom = quest.Bounds.build(of, SwarmConfig(paths="/")).vectors.chunk(2, 2)
+        assert (summary.vectors <= top + 0.01).all()
+        assert (summary.vectors >= bottom - 0.01).all()
+        return
+    again = summary.alike(of)
+    for field in dataclasses.fields(summary):
+        assert torch.equal(getattr(summary, field.name), getattr(again, field.name)), field.name
 
 
 class Run:
@@ -128,11 +146,14 @@ class Run:
         assert (index.owner <= torch.arange(clusters)).all()
         assert torch.equal(index.owner[index.owner.long()], index.owner)  # no part owns another
         self._check_lists()
-        if index.medoids is not None and sequence.config.representative == "medoid":
+        if isinstance(index.summary, Medoids):
             medoids = index.members[index.offsets[:-1].long()].long()
             within = medoids < sequence.limit
             keys = sequence.read_all()[0][:, medoids[within]].half()
-            assert torch.equal(index.medoids.keys[:, within], keys)
+            assert torch.equal(index.summary.keys[:, within], keys)
+        elif index.summary is not None and sequence.limit == stored.entries:
+            keys = sequence.read_all()[0]
+            check_summary(index.summary, Clustered(keys, index.offsets, index.members))
 
     def _check_lists(self) -> None:
         """The index numbers clusters and entries as the store does: a fetch of each must agree."""
@@ -179,6 +200,35 @@ def test_no_strategy_loses_an_entry(
     assert len(done) >= 8
     assert len(run.sequence.stored.segments) < 16  # and not a hundred
     assert all((task.queries is not None) == (recluster == "auto") for task in done)
+
+
+@pytest.mark.parametrize("recluster", ["auto", "off"])
+@pytest.mark.parametrize("name", baselines.names())
+def test_baselines_follow_what_is_written_anew(
+    name: str, recluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = counting(monkeypatch)
+    more = {**baselines.settings(name), "flush": FLUSH, "recluster": recluster}
+    run = Run(**more)
+    run.decode(PREFILL, PREFILL + 200)
+    other = run.fork()
+    run.decode(PREFILL + 200, PREFILL + 250)
+    other.crop(60)  # beyond the window
+    other.check()
+    other.decode(PREFILL + 250, PREFILL + 350)
+    for one in (run, other):
+        one.check()
+    assert len(done) >= 8
+    assert run.sequence.stored is not None
+    summary: Any = run.sequence.stored.index.summary
+    assert (summary is None) == (name in ("full", "streaming"))
+    if summary is None:
+        return
+    # Of other entries, it is another one.
+    keys, index = run.sequence.read_all()[0], run.sequence.stored.index
+    keys[:, -1] += 100
+    with pytest.raises(AssertionError):
+        check_summary(summary, Clustered(keys.flip(1), index.offsets, index.members))
 
 
 def test_the_check_would_notice() -> None:
