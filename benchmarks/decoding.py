@@ -98,6 +98,11 @@ class Prefilled:
     sinks: int
     written: tuple[Any, ...]
 
+    @property
+    def copies(self) -> float:
+        """Stored copies per entry."""
+        return self.index.members.numel() / self.index.entries
+
 
 class _Noting(Store):
     """A store that remembers what was written to it last."""
@@ -187,7 +192,13 @@ class Decoder:
         self.store.charge(self._charged)
 
     def steps(
-        self, count: int, *, first: int = 0, judged: bool = True, sparsity: float | None = None
+        self,
+        count: int,
+        *,
+        first: int = 0,
+        judged: bool = True,
+        sparsity: float | None = None,
+        rows: int | None = None,
     ) -> list[Cost]:
         """Decode test queries; rows take them one after another.
 
@@ -196,8 +207,9 @@ class Decoder:
             first: number of the first step.
             judged: whether recall and error are worked out, outside what is timed.
             sparsity: share of the context that is selected; that of the settings if not given.
+            rows: only so many sequences of the batch.
         """
-        positions, rows = self.layer.positions.tolist(), len(self.segments)
+        positions, rows = self.layer.positions.tolist(), rows or len(self.segments)
         share = sparsity or self.config.sparsity
         return [
             self._step(
@@ -210,11 +222,11 @@ class Decoder:
 
     def _step(self, tokens: Sequence[int], judged: bool, sparsity: float) -> Cost:
         began = time.perf_counter()
-        chosen = [self._select(token, sparsity) for token in tokens]
+        chosen = [self.select(token, sparsity) for token in tokens]
         selecting = time.perf_counter() - began
         wanted = [
             Wanted((segment,), clusters, entries, self.entries)
-            for segment, (clusters, entries) in zip(self.segments, chosen, strict=True)
+            for segment, (clusters, entries) in zip(self.segments, chosen, strict=False)
         ]
         before, busy = self._read(), self._busy()
         delivered: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in tokens]
@@ -256,7 +268,8 @@ class Decoder:
             err,
         )
 
-    def _select(self, token: int, sparsity: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def select(self, token: int, sparsity: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clusters and single entries that the query of a token selects."""
         query = self.layer.at(torch.tensor([token])).float() * self.layer.scale
         tokens = self._ready.sinks + self.entries + self.config.window
         budget = max(1, round(sparsity * tokens))

@@ -23,11 +23,22 @@ class Benchmark:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
+    "table1": Benchmark("benchmarks.table1", "size of the KV cache beside the weights"),
+    "fig3": Benchmark("benchmarks.fig3", "few entries hold the attention, and they change"),
+    "fig4": Benchmark("benchmarks.fig4", "how often entries are activated together"),
+    "fig5": Benchmark("benchmarks.fig5", "overlapping groups, replica paths, naive updates"),
     "fig11": Benchmark("benchmarks.fig11", "throughput, bandwidth and accuracy of all methods"),
+    "fig12": Benchmark("benchmarks.fig12", "latency by clusterer"),
+    "fig13": Benchmark("benchmarks.fig13", "latency and bandwidth by placement"),
     "table4": Benchmark("benchmarks.table4", "time to select, and bytes of the index"),
-    "table5": Benchmark("benchmarks.table5", "clusters while a context grows"),
     "fig14": Benchmark("benchmarks.fig14", "scheduling: deduplication and balance"),
+    "table5": Benchmark("benchmarks.table5", "clusters while a context grows"),
     "fig15": Benchmark("benchmarks.fig15", "cluster cache: policies by cache ratio"),
+    "fig16": Benchmark("benchmarks.fig16", "latency against context length and batch"),
+    "fig17": Benchmark("benchmarks.fig17", "throughput by kind of drive and context length"),
+    "fig18": Benchmark("benchmarks.fig18", "throughput and bandwidth by number of drives"),
+    "fig19": Benchmark("benchmarks.fig19", "throughput by cluster radius, on shifted data too"),
+    "fig20": Benchmark("benchmarks.fig20", "throughput by sparsity"),
     "pareto": Benchmark("benchmarks.pareto", "recall against I/O time, every selector"),
     "store": Benchmark("benchmarks.store", "retrieval against fio"),
     "prefetch": Benchmark("benchmarks.prefetch", "predicted queries, and the I/O time they hide"),

@@ -205,6 +205,56 @@ def distance(active: torch.Tensor, entries: torch.Tensor, medoids: torch.Tensor)
 
 
 @dataclasses.dataclass(frozen=True)
+class Grouped:
+    """Clusters of one layer while tokens leave the window one by one.
+
+    Attributes:
+        pairs: by step, see `Replay.pairs`; 0 is the start.
+        before: stored entries at the start; later ones are new.
+        seen: activity of the queries that the assignment was made with, see `activity`.
+        later: the same of queries that come after them.
+    """
+
+    pairs: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    before: int
+    seen: torch.Tensor
+    later: torch.Tensor
+
+
+def grouped(
+    layer: LayerTrace, context: int, steps: int, times: tuple[int, ...], strategy: str
+) -> Grouped:
+    """Tokens leave the window one by one, into clusters by Algorithm 1."""
+    replay = Replay(
+        layer,
+        context,
+        clusterer="swarm",
+        layout="clusters",
+        selector="medoid",
+        maintenance=strategy,
+        recluster="off",
+        flush=1,
+    )
+    sinks, window = replay.config.sinks, replay.config.window
+    # Fill the window with tokens whose life in it is observed; the prefill's leave unseen.
+    for _ in range(window):
+        replay.step()
+    before = replay.sequence.limit
+    kept = {0: replay.pairs()}
+    for step in range(1, steps + 1):
+        replay.step()
+        if step in times or step == steps:
+            kept[step] = replay.pairs()
+    end = len(replay.sequence)
+    return Grouped(
+        kept,
+        before,
+        activity(layer, sinks, range(end - window, end), replay.config.sparsity),
+        activity(layer, sinks, range(end, end + LATER), replay.config.sparsity),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Distances:
     """One strategy on one layer: mean distance to medoids over that at the start.
 
@@ -223,40 +273,20 @@ class Distances:
 def table5(
     layer: LayerTrace, context: int, steps: int, times: tuple[int, ...], strategy: str
 ) -> Distances:
-    """Tokens leave the window one by one, into clusters by Algorithm 1."""
-    replay = Replay(
-        layer,
-        context,
-        clusterer="swarm",
-        layout="clusters",
-        selector="medoid",
-        maintenance=strategy,
-        recluster="off",
-        flush=1,
+    """Distances while `grouped`."""
+    found = grouped(layer, context, steps, times, strategy)
+    start = (
+        distance(found.seen, *found.pairs[0]),
+        distance(found.later, *found.pairs[0]),
     )
-    sinks, window = replay.config.sinks, replay.config.window
-    # Fill the window with tokens whose life in it is observed; the prefill's leave unseen.
-    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for _ in range(window):
-        replay.step()
-    before = replay.sequence.limit
-    kept[0] = replay.pairs()
-    for step in range(1, steps + 1):
-        replay.step()
-        if step in times or step == steps:
-            kept[step] = replay.pairs()
-    end = len(replay.sequence)
-    seen = activity(layer, sinks, range(end - window, end), replay.config.sparsity)
-    later = activity(layer, sinks, range(end, end + LATER), replay.config.sparsity)
-    start = distance(seen, *kept[0]), distance(later, *kept[0])
     whole, unseen, fresh = {}, {}, {}
-    for step, (entries, medoids) in kept.items():
+    for step, (entries, medoids) in found.pairs.items():
         if step == 0:
             continue
-        whole[step] = distance(seen, entries, medoids) / start[0]
-        unseen[step] = distance(later, entries, medoids) / start[1]
-        new = entries >= before
-        fresh[step] = distance(later, entries[new], medoids[new]) / start[1]
+        whole[step] = distance(found.seen, entries, medoids) / start[0]
+        unseen[step] = distance(found.later, entries, medoids) / start[1]
+        new = entries >= found.before
+        fresh[step] = distance(found.later, entries[new], medoids[new]) / start[1]
     return Distances(whole, unseen, fresh)
 
 

@@ -27,6 +27,9 @@ SINKS = 4
 TEXTS = ("topics", "stdlib")
 """Prose and code, see `swarm_kv.texts`."""
 
+Parts = tuple[tuple[str, int], ...]
+"""A text that is joined: names of texts, and how many of the first tokens of each."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
@@ -84,6 +87,7 @@ def recorded(
     steps: int,
     stride: int = 1,
     layers: Sequence[int] | None = None,
+    follows: str | None = None,
 ) -> list[LayerTrace]:
     """Layers of `model` on the first tokens of `text`.
 
@@ -93,6 +97,7 @@ def recorded(
         context: tokens before the window and the steps.
         steps: test queries; every `stride`-th of the last tokens is one.
         layers: which ones; those of `RECORDINGS` if not given.
+        follows: text that comes behind context and window, if not `text` goes on.
     """
     tokens = context + WINDOW + steps * stride
     longest = RECORDINGS[model].longest
@@ -101,9 +106,14 @@ def recorded(
             f"`context` ({context}), window and `steps` ({steps} x {stride}) are {tokens} tokens, "
             f"more than {model} is trained for ({longest})"
         )
-    length = next(size for size in (2560, 8192, longest) if size >= tokens)
+    if follows is None:
+        lengths = [size for size in (2560, 8192, longest) if size >= tokens]
+        kept = (size for size in lengths if _path(model, ((text, size),)).exists())
+        parts: Parts = ((text, next(kept, lengths[0])),)
+    else:
+        parts = ((text, context + WINDOW), (follows, steps * stride))
     settings = trace.Settings(context, WINDOW, SINKS, stride=stride)
-    whole = _whole(model, text, length)
+    whole = _whole(model, parts)
     return [
         trace.layer_trace(
             number,
@@ -117,16 +127,17 @@ def recorded(
 
 
 @functools.lru_cache(maxsize=2)
-def _whole(model: str, text: str, tokens: int) -> trace.Trace:
-    """The first `tokens` tokens, from disk where they have been recorded before."""
-    path = _path(model, text, tokens)
+def _whole(model: str, parts: Parts) -> trace.Trace:
+    """All of a text, from disk where it has been recorded before."""
+    path = _path(model, parts)
     with contextlib.suppress(OSError, ArgumentError):
         return trace.Trace.load(path)
     loaded, tokenizer = models.load(model)
+    ids = torch.cat([texts.token_ids(tokenizer, count, text) for text, count in parts], dim=1)
     found = trace.record(
         loaded,
-        texts.token_ids(tokenizer, tokens, text),
-        context=tokens - WINDOW - 1,
+        ids,
+        context=ids.shape[1] - WINDOW - 1,
         layers=RECORDINGS[model].layers,
         name=model,
     )
@@ -135,11 +146,13 @@ def _whole(model: str, text: str, tokens: int) -> trace.Trace:
     return found
 
 
-def _path(model: str, text: str, tokens: int) -> pathlib.Path:
-    versions = (torch.__version__, transformers.__version__, str(trace.VERSION))
-    named = (model, text, str(tokens), *versions, texts.read_text(text))
+def _path(model: str, parts: Parts) -> pathlib.Path:
+    named = [model, *(str(field) for part in parts for field in part)]
+    named += [torch.__version__, transformers.__version__, str(trace.VERSION)]
+    named += [texts.read_text(text) for text, _ in parts]
     digest = hashlib.sha256("\0".join(named).encode()).hexdigest()[:16]
-    return models.cache_dir().parent / "traces" / f"{model}-{text}-{tokens}-{digest}.safetensors"
+    title = "-".join(f"{text}-{count}" for text, count in parts)
+    return models.cache_dir().parent / "traces" / f"{model}-{title}-{digest}.safetensors"
 
 
 def widened(layer: LayerTrace, entry_bytes: int) -> LayerTrace:
