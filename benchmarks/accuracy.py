@@ -28,7 +28,7 @@ class Parameters:
     source: str = ""
     """Text file; the Python topics if empty."""
     context: int = 6144
-    steps: int = 1024
+    steps: int = 256
     sparsity: float = 0.10
     dram_share: float = 0.25
     """dram_bytes as a share of the context's KV bytes."""
@@ -40,7 +40,7 @@ class Parameters:
     seed: int = 0
 
 
-QUICK = {"steps": 128}
+QUICK = {"context": 2048, "steps": 24, "passkey_context": 1024, "passkey_cases": 2}
 
 
 def run(parameters: Parameters, report: Report) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from typing import Any
 
 from tqdm import tqdm
 
 import swarm_kv
+from benchmarks import plots
 from benchmarks.harness import Report
 from swarm_kv import eval as evaluation
 from swarm_kv import models, texts
@@ -83,4 +85,20 @@ def run(parameters: Parameters, report: Report) -> None:
     report.note(
         f"SmolLM2, {parameters.steps} steps after {parameters.context} tokens "
         "of the Python topics, float32 entries"
+    )
+
+
+def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Reads and accuracy of each codec."""
+    plots.draw(
+        result,
+        path,
+        [
+            plots.Panel(
+                r"codec (?P<x>\w+): read per step", "codec", "MiB per token", "", "bars", 2**-20
+            ),
+            plots.Panel(
+                r"codec (?P<x>\w+): mean KL.*", "codec", "KL to full attention", "", "bars"
+            ),
+        ],
     )

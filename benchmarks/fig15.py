@@ -8,16 +8,18 @@ the profile. Latencies are those of real fetches from simulated drives.
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import workload
+from benchmarks import plots, workload
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, clusterers, selectors
 from swarm_kv.replay import PM9A3
@@ -226,6 +228,16 @@ def latency(
     return statistics.mean(seconds), store
 
 
+PAPER = (
+    "the paper's policy hits 74 % more often than LRU on average, and a layer takes 13.6 % less "
+    "time. Cache sizes are not given."
+)
+REMARK = (
+    "a step of our `lru` never evicts its own entries, which is where textbook LRU loses; against "
+    "that one the gain is of the paper's size where the cache is about as large as a step."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     contexts: tuple[int, ...] = (7424, 7424)
@@ -363,3 +375,17 @@ def _summarise_latency(
         "steps are consecutive; `lru` keeps the entries of a step together, where "
         f"`{TEXTBOOK}` lets them displace each other; I/O time of fetches from simulated PM9A3s"
     )
+
+
+def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Share of the selected entries that are read, by cache ratio."""
+    panels = [
+        plots.Panel(
+            rf"{selection} selection, cache (?P<x>\d+)%, (?P<series>[^:]+): missed",
+            "cache (% of the context)",
+            "selected entries not cached (share)",
+            title=f"{selection} selection",
+        )
+        for selection in SELECTIONS
+    ]
+    plots.draw(result, path, panels)

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks import plots
 from benchmarks.drives import PM9A3, Drives, checked_drives
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, models, selectors, texts
@@ -310,6 +312,12 @@ def _play(
 SOURCES = ("post_attention", "decoder_input", "previous")
 
 
+PAPER = (
+    "(§7) while a layer computes, the next one's clusters are selected by this layer's embedding and "
+    "read. No figure of its own."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     smollm2_context: int = 4096
@@ -426,4 +434,21 @@ def _summarise_sweep(passes: list[Pass], report: Report) -> None:
     report.note(
         "queries recorded from SmolLM2 are replayed; a thread that sleeps stands for "
         "compute; `auto` learns within its passes"
+    )
+
+
+def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """What is hidden, and what a step takes, by compute over I/O time."""
+    name = r"prefetch, compute / I/O (?P<x>[\d.]+): "
+    plots.draw(
+        result,
+        path,
+        [
+            plots.Panel(name + "(?P<series>share of I/O hidden)", "compute / I/O time", "share"),
+            plots.Panel(
+                name + r"step, (?P<series>.+ / without)",
+                "compute / I/O time",
+                "time of a step, of that without",
+            ),
+        ],
     )

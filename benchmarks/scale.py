@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks import plots
 from benchmarks.harness import ROOT, Report
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -167,6 +169,31 @@ def run(parameters: Parameters, report: Report) -> None:
         report.measure(f"{parameters.kmeans} entries: faiss k-means", "s", seconds)
         for name, figure in (("Algorithm 1", "clustering_s"), ("hypergraph", "hypergraph_s")):
             report.at_most(f"clustering ({name}) / faiss k-means", row[figure] / seconds, 1.0)
+
+
+def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Time against entries."""
+    plots.draw(
+        result,
+        path,
+        [
+            plots.Panel(
+                r"(?P<x>\d+) entries, \d+ queries: (?P<series>signatures|clustering.*)",
+                "entries",
+                "time (s)",
+                log_x=True,
+                log_y=True,
+            ),
+            plots.Panel(
+                r"(?P<x>\d+) entries, \d+ queries: (?P<series>memory, peak|signatures and result)",
+                "entries",
+                "MiB",
+                factor=2**-20,
+                log_x=True,
+                log_y=True,
+            ),
+        ],
+    )
 
 
 if __name__ == "__main__":

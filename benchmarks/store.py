@@ -9,14 +9,17 @@ for all drives, fixed buffers, registered files.
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import statistics
 import time
 from collections import deque
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from benchmarks import plots
 from benchmarks.drives import PM9A3, Drives, checked_drives, fio
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig
@@ -177,6 +180,12 @@ def median_ratio(speeds: dict[str, list[Speed]], way: str, base: str, figure: st
     )
 
 
+PAPER = (
+    "(§1) 37.67 GB/s with eight drives: 68 % of what eight PM9A3 deliver, or all of four PM9A3 and "
+    "four 900P."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     counts: tuple[int, ...] = (1, 2, 4, 8)
@@ -250,3 +259,27 @@ def report_cpu(case: str, speeds: dict[str, list[Speed]], report: Report) -> Non
         report.at_most(
             f"{case}: CPU per request, {way} / fio", median_ratio(speeds, way, FIO, "cpu_us"), 1.0
         )
+
+
+def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Bytes per second and CPU time per request."""
+    name = r"(?P<x>\d+) x {size} KiB: "
+    panels = [
+        plots.Panel(
+            name.replace("{size}", str(size >> 10)) + r"(?P<series>(?!CPU|bytes).+)",
+            "drives",
+            "MB/s",
+            title=f"requests of {size >> 10} KiB",
+            factor=1e-6,
+        )
+        for size in result["parameters"]["sizes"]
+    ]
+    panels.append(
+        plots.Panel(
+            r"\d+ x (?P<x>\d+ KiB(?:, unthrottled)?): CPU, (?P<series>.+)",
+            "request",
+            "CPU time per request (µs)",
+            kind="bars",
+        )
+    )
+    plots.draw(result, path, panels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import plots
 from benchmarks.harness import Report
 from swarm_kv import ops
 from swarm_kv.medoids import Medoids
@@ -21,6 +23,12 @@ COPIES = 1.4
 
 PAPER_GAIN = (6.9, 12.2)
 """Selection against scoring all keys, at 128K and at 1M entries."""
+
+
+PAPER = (
+    "at 128K to 1M entries of Qwen3-32B, selection by medoids takes 0.236 to 0.999 ms and is 6.9 to "
+    "12.2 times faster than scoring all keys; the index has 0.053 to 0.412 GB."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,4 +130,31 @@ def run(parameters: Parameters, report: Report) -> None:
         "a tenth of random entries of 8 KV heads x 128 by 64 "
         "query heads; all keys in 16 bits; one medoid per 10 entries, 1.4 copies per entry; times "
         "of whole selections with their ranking"
+    )
+
+
+def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Time and index bytes against length."""
+    name = r"(?P<x>\d+) entries"
+    plots.draw(
+        result,
+        path,
+        [
+            plots.Panel(
+                name + ": selection by (?P<series>.+)",
+                "entries",
+                "time to select (ms)",
+                factor=1e3,
+                log_x=True,
+                log_y=True,
+            ),
+            plots.Panel(
+                name + ": index, (?P<series>.+)",
+                "entries",
+                "index of one layer (MiB)",
+                factor=2**-20,
+                log_x=True,
+                log_y=True,
+            ),
+        ],
     )
