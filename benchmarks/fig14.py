@@ -195,12 +195,12 @@ def costs(
 
 
 PAPER = (
-    "latency 2.57 times and volume 1.24 times lower than Static, No Balance and No Deduplication, on "
-    "average."
+    "latency 2.57 times and volume 1.24 times lower than Static, No Balance and No "
+    "Deduplication, on average."
 )
 REMARK = (
-    "on equal drives one sequence gains less than in the paper, because what is striped over drives "
-    "balances by itself, and an ablation reads twice only what has copies; sequences that share a "
+    "on equal drives one sequence gains less than in the paper, because what is striped over "
+    "drives balances by itself, and an ablation reads twice only what has copies; sequences that share a "
     "context, and drives that differ, gain more."
 )
 

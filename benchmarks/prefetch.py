@@ -313,8 +313,8 @@ SOURCES = ("post_attention", "decoder_input", "previous")
 
 
 PAPER = (
-    "(§7) while a layer computes, the next one's clusters are selected by this layer's embedding and "
-    "read. No figure of its own."
+    "(§7) while a layer computes, the next one's clusters are selected by this layer's embedding "
+    "and read. No figure of its own."
 )
 
 

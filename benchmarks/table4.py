@@ -26,8 +26,8 @@ PAPER_GAIN = (6.9, 12.2)
 
 
 PAPER = (
-    "at 128K to 1M entries of Qwen3-32B, selection by medoids takes 0.236 to 0.999 ms and is 6.9 to "
-    "12.2 times faster than scoring all keys; the index has 0.053 to 0.412 GB."
+    "at 128K to 1M entries of Qwen3-32B, selection by medoids takes 0.236 to 0.999 ms and is 6.9 "
+    "to 12.2 times faster than scoring all keys; the index has 0.053 to 0.412 GB."
 )
 
 

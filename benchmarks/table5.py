@@ -40,8 +40,8 @@ PAPER = (
     "1.012 times (SWARM) what it was."
 )
 REMARK = (
-    "distances are Jaccard's, not by the count of all pairs, so that no start is near 0 and no ratio "
-    "can be as large as the paper's."
+    "distances are Jaccard's, not by the count of all pairs, so that no start is near 0 and no "
+    "ratio can be as large as the paper's."
 )
 
 
