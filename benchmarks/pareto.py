@@ -111,9 +111,9 @@ def run(parameters: Parameters, report: Report) -> None:
         }
         check_front(f"{entry_bytes >> 10} KiB", curves, parameters.budgets, report)
     report.note(
-        "recorded layers of SmolLM2 and Gemma 3, heads repeated until entries have the bytes named; "
-        f"{DRIVES} devices, 1 / iops + bytes / bandwidth per request; clusters are made once, for "
-        "selections of a tenth; means over layers"
+        "recorded layers of SmolLM2 and Gemma 3, heads repeated until entries have the bytes named "
+        f"(benchmarks/workload.py); {DRIVES} devices, 1 / iops + bytes / bandwidth per request; "
+        "clusters are made once, for selections of a tenth; means over layers"
     )
 
 
@@ -182,7 +182,8 @@ def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     means = {m["name"]: statistics.mean(m["raw"]) for m in result["measurements"]}
     figure = Figure(figsize=(12, 5), layout="constrained")
-    for axis, entry_bytes in zip(figure.subplots(1, len(ENTRY_SIZES)), ENTRY_SIZES, strict=True):
+    axes = figure.subplots(1, len(ENTRY_SIZES), squeeze=False)
+    for axis, entry_bytes in zip(axes[0], ENTRY_SIZES, strict=True):
         for way in SELECTORS:
             names = [
                 f"{entry_bytes >> 10} KiB, {way}, {budget:.0%}"

@@ -102,7 +102,7 @@ def by_name(verdicts: list[tuple[Layout, Verdict]], name: str) -> list[Verdict]:
     [("hypergraph", "interval"), ("swarm", "interval"), ("swarm", "two_level")],
 )
 def test_what_is_wanted_together_is_stored_together(clusterer: str, selector: str) -> None:
-    config = config_of(clusterer=clusterer, selector=selector, max_overhead=3.0)
+    config = config_of(clusterer=clusterer, selector=selector, max_overhead=3.0, max_size=64)
     topic_of = scattered()
     made, verdicts = chosen(topics(topic_of, config), config)
     assert made.name == "clusters"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import harness, scale, synthetic, table4
-from benchmarks import pareto as replays
+from benchmarks import harness, pareto, scale, synthetic, table4
 from benchmarks.harness import Report
 from swarm_kv import ops
 from swarm_kv.trace import LayerTrace, Settings, layer_trace
@@ -28,26 +27,47 @@ def layer() -> LayerTrace:
     return layer_trace(0, q, k, v, scale=1.0, settings=settings)
 
 
-def test_every_way_is_evaluated_and_the_default_reads_less(layer: LayerTrace) -> None:
-    table: dict[tuple[str, int, int], list[replays.Evaluation]] = {}
-    for row in replays.every_way(layer):
-        table.setdefault((row.way, row.drives, row.entry_bytes), []).append(row.result)
-    assert {name for name, _, _ in table} >= {way.name for way in replays.WAYS}
+def test_the_front_tells_a_default_that_is_beaten() -> None:
+    def curve(*recalls: float) -> list[pareto.Point]:
+        return [pareto.Point(1e-6 * 2**i, recall, 0.0) for i, recall in enumerate(recalls)]
+
+    curves = {
+        pareto.DEFAULT: curve(0.5, 0.7, 0.9),
+        "codes": curve(0.4, 0.6, 0.8),
+        pareto.CEILING: curve(0.9, 0.95, 1.0),
+    }
     report = Report()
-    replays.summarise(table, report)
-    held = {check["name"]: check for check in report.checks}
-    time = held[f"{replays.DEFAULT}; 1 drives, 4096 B: I/O time / {replays.BASELINE}"]
-    assert time["holds"]
-    assert len(held) == 6
-    # Control: pages cannot hold groups that are scattered.
-    default = table[(replays.DEFAULT, 1, 4096)][0]
-    assert table[("Quest, pages of 16", 1, 4096)][0].recall < 0.7 * default.recall
+    pareto.check_front("x", curves, (0.1, 0.2, 0.3), report)
+    assert [check["holds"] for check in report.checks] == [True] * 3
+    curves["codes"] = curve(0.4, 0.8, 0.8)
+    report = Report()
+    pareto.check_front("x", curves, (0.1, 0.2, 0.3), report)
+    assert [check["holds"] for check in report.checks] == [True, False, True]
 
 
-def test_gaps_are_filled_up_to_their_cost() -> None:
-    entries = torch.tensor([9, 2, 3, 6, 20])
-    assert replays.with_gaps(entries, 2.0).tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 20]
-    assert replays.with_gaps(entries, 1.5).tolist() == [2, 3, 6, 9, 20]
+def test_recall_between_budgets_is_in_proportion_to_log_time() -> None:
+    curve = [pareto.Point(seconds, recall, 0.0) for seconds, recall in ((1.0, 0.2), (4.0, 0.6))]
+    assert pareto.recall_at(curve, 2.0) == pytest.approx(0.4)
+    assert pareto.recall_at(curve, 9.0) == pytest.approx(0.6)
+    assert pareto.recall_at(curve, 0.5) is None
+
+
+def test_every_selector_is_on_the_plane(layer: LayerTrace, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(pareto, "layers_of", lambda parameters: [layer])
+    monkeypatch.setattr(pareto, "ENTRY_SIZES", (4096,))
+    parameters = pareto.Parameters(budgets=(0.05, 0.2), steps=2)
+    report = Report()
+    pareto.run(parameters, report)
+    medians = {m["name"]: m["median"] for m in report.measurements}
+    for way in (*pareto.SELECTORS, *pareto.VARIANTS):
+        assert medians[f"4 KiB, {way}, 20%: recall"] >= medians[f"4 KiB, {way}, 5%: recall"]
+    # Pages cannot hold groups that are scattered, and a codec reads less for the same.
+    default = f"4 KiB, {pareto.DEFAULT}, 20%"
+    assert medians["4 KiB, quest, 20%: recall"] < 0.8 * medians[f"{default}: recall"]
+    assert medians["4 KiB, default, int8, 20%: I/O"] < 0.7 * medians[f"{default}: I/O"]
+    result = harness.result_of("pareto", parameters, report, quick=True)
+    pareto.plot(result, tmp_path / "front.png")
+    assert (tmp_path / "front.png").stat().st_size > 10_000
 
 
 def test_scale_measures_time_and_memory_in_a_process_of_its_own() -> None:

@@ -25,7 +25,7 @@ class Representatives(ClusterVectors):
 
     A token's score is the mean product with queries, as in the paper, of the profile or, for what
     leaves the window, of recent steps. The original takes the queries that follow the token in its
-    window of 4096. It scores keys before rotation by position, as stored keys are not.
+    window of 4096, per query head, and scores keys that positions have not rotated yet.
 
     Attributes:
         asked: float32 [kv_heads, head_dim], mean of the queries that representatives were chosen
