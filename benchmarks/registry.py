@@ -26,6 +26,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "accuracy": Benchmark(
         "benchmarks.accuracy", "perplexity, KL and pass keys against full attention"
     ),
+    "kernels": Benchmark(
+        "benchmarks.kernels", "stages of the C++ core and operators by themselves, against torch"
+    ),
     "offline": Benchmark(
         "benchmarks.offline", "profiling, clustering, layouts, selection and codecs"
     ),
