@@ -200,8 +200,8 @@ PAPER = (
 )
 REMARK = (
     "on equal drives one sequence gains less than in the paper, because what is striped over "
-    "drives balances by itself, and an ablation reads twice only what has copies; sequences that share a "
-    "context, and drives that differ, gain more."
+    "drives balances by itself, and an ablation reads twice only what has copies; sequences "
+    "that share a context, and drives that differ, gain more."
 )
 
 

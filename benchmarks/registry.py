@@ -45,6 +45,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "accuracy": Benchmark(
         "benchmarks.accuracy", "perplexity, KL and pass keys against full attention"
     ),
+    "kernels": Benchmark(
+        "benchmarks.kernels", "stages of the C++ core and operators by themselves, against torch"
+    ),
     "codecs": Benchmark("benchmarks.codecs", "what codecs save and cost on a real model"),
     "scale": Benchmark("benchmarks.scale", "profiling and clustering against length"),
     "stress": Benchmark("benchmarks.stress", "ten thousand steps over drives that fail"),

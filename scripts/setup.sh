@@ -58,6 +58,8 @@ setup_missing() { # print the missing Debian packages, one a line
   if [[ $setup_profile != demo ]]; then
     command -v cmake >/dev/null || echo cmake
     setup_header gtest/gtest.h || echo libgtest-dev
+    setup_header benchmark/benchmark.h || echo libbenchmark-dev
+    command -v valgrind >/dev/null || echo valgrind
   fi
   if python=$(setup_python); then
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv

@@ -24,15 +24,15 @@ cpp_format() {
     xargs -0 .venv/bin/clang-format --dry-run -Werror
 }
 
-build_cpp() { # sanitizers
-  local folder=build/san-${1//,/-}
-  cmake -S . -B "$folder" -G Ninja -DSWARM_KV_SANITIZE="$1" -DSWARM_KV_BENCH=OFF >"$folder.log" 2>&1 ||
-    { cat "$folder.log" && return 1; }
+build_cpp() { # folder below build/, CMake options...
+  local folder=build/$1
+  shift
+  cmake -S . -B "$folder" -G Ninja "$@" >"$folder.log" 2>&1 || { cat "$folder.log" && return 1; }
   cmake --build "$folder" -j "$jobs" >"$folder.log" 2>&1 || { tail -n 60 "$folder.log" && return 1; }
 }
 
-run_cpp() { # sanitizers
-  local folder=build/san-${1//,/-}
+run_cpp() { # folder below build/
+  local folder=build/$1
   # gcc's ThreadSanitizer cannot place its memory under the address randomisation of recent kernels.
   local -a fixed=()
   if setarch "$(uname -m)" -R true 2>/dev/null; then fixed=(setarch "$(uname -m)" -R); fi
@@ -42,16 +42,24 @@ run_cpp() { # sanitizers
   grep 'tests passed' "$folder.log"
 }
 
+sanitize() { # sanitizers, their names in words
+  local folder=san-${1//,/-}
+  step "C++ build, $2" build_cpp "$folder" -DSWARM_KV_SANITIZE="$1" -DSWARM_KV_BENCH=OFF
+  step "C++ tests, $2" run_cpp "$folder"
+}
+
 step "set-up" bash scripts/setup.sh test
 mkdir -p build
 step "C++ format" cpp_format
 step "Python lint" .venv/bin/ruff check .
 step "Python format" .venv/bin/ruff format --check .
 step "types" .venv/bin/mypy
-step "C++ build, address and undefined-behaviour sanitizers" build_cpp address,undefined
-step "C++ tests, address and undefined-behaviour sanitizers" run_cpp address,undefined
-step "C++ build, thread sanitizer" build_cpp thread
-step "C++ tests, thread sanitizer" run_cpp thread
+sanitize address,undefined "address and undefined-behaviour sanitizers"
+sanitize thread "thread sanitizer"
+step "C++ build, benchmarks" build_cpp bench -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS= -DSWARM_KV_TESTS=OFF
+step "instructions of hot paths" .venv/bin/python -m benchmarks.instructions
 
 printf '\n[test] Python tests (%d s so far)\n' "$SECONDS"
-exec .venv/bin/python -m pytest "$@"
+# A process per core, each with a model and a gigabyte or two; files stay whole for the fixtures that their tests share,
+# and in order, since the first folder takes longest.
+exec .venv/bin/python -m pytest -n $((jobs < 4 ? jobs : 4)) --dist loadfile --no-loadscope-reorder "$@"

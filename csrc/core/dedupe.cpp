@@ -15,7 +15,6 @@ constexpr int32_t kAlone = -1;       // the position of an entry that was select
 struct Demand {
   uint64_t key;  // segment, entry, row: two, four and two bytes
   int32_t position;
-  int32_t cluster;  // within the segment
 
   int32_t segment() const { return static_cast<int32_t>(key >> 48); }
   int32_t entry() const { return static_cast<int32_t>(key >> 16); }
@@ -91,7 +90,7 @@ void collect(std::span<Segment* const> segments, const Selection& row, uint64_t 
     const int64_t limit = row.limit - bases[i].entries;
     for (int32_t at = clusters.offsets[local]; at < clusters.offsets[local + 1]; ++at) {
       if (clusters.members[at] >= limit) continue;
-      demands.push_back({key(row.segments[i], clusters.members[at]), at, local});
+      demands.push_back({key(row.segments[i], clusters.members[at]), at});
     }
   }
   for (const int64_t id : row.entries) {
@@ -101,29 +100,17 @@ void collect(std::span<Segment* const> segments, const Selection& row, uint64_t 
     }
     if (id >= row.limit) continue;
     const size_t i = holder(bases, &Base::entries, id);
-    demands.push_back({key(row.segments[i], id - bases[i].entries), kAlone, 0});
+    demands.push_back({key(row.segments[i], id - bases[i].entries), kAlone});
   }
 }
 
-// Appends the distinct copies that the demands of one entry named, `first` in front; where they
-// named none, all that exist.
-void add_candidates(const Segment& segment, std::span<const Demand> demands, const Demand& first,
-                    std::vector<Candidate>& candidates) {
-  const size_t begin = candidates.size();
-  const auto add = [&](const Demand& demand) {
-    if (demand.position == kAlone) return;
-    // Clusters that several rows name bring the same copy again.
-    for (size_t i = begin; i < candidates.size(); ++i) {
-      if (candidates[i].position == demand.position) return;
-    }
-    candidates.push_back({demand.position, demand.cluster});
-  };
-  add(first);
-  for (const Demand& demand : demands) add(demand);
-  if (candidates.size() > begin) return;
-  for (const int32_t position : segment.routing.copies_of(demands.front().entry())) {
-    candidates.push_back({position, group_of(segment.clusters, position)});
+// The copy that `demand`, one of `same` of its entry, is read at.
+int32_t position_of(const Segment& segment, std::span<const Demand> same, const Demand& demand) {
+  if (demand.position != kAlone) return demand.position;
+  for (const Demand& other : same) {
+    if (other.position != kAlone) return other.position;
   }
+  return segment.routing.copies_of(demand.entry()).front();
 }
 
 }  // namespace
@@ -143,9 +130,8 @@ void dedupe(std::span<Segment* const> segments, std::span<const Selection> rows,
   std::sort(demands.begin(), demands.end());
   demands.erase(std::unique(demands.begin(), demands.end()), demands.end());
 
-  auto& [entries, candidates, takers] = wanted;
+  auto& [entries, takers] = wanted;
   entries.clear();
-  candidates.clear();
   takers.clear();
   for (size_t begin = 0, end = 0; begin < demands.size(); begin = end) {
     const Demand& first = demands[begin];
@@ -160,12 +146,9 @@ void dedupe(std::span<Segment* const> segments, std::span<const Selection> rows,
     const std::span<const Demand> same(&first, end - begin);
     for (const Demand& demand : unite ? same.first(1) : same) {
       const bool repeat = &demand != &first;
-      const auto first_candidate = static_cast<int32_t>(candidates.size());
-      add_candidates(*segments[first.segment()], same, demand, candidates);
       entries.push_back({.segment = first.segment(),
                          .entry = first.entry(),
-                         .first_candidate = first_candidate,
-                         .candidates = static_cast<int32_t>(candidates.size()) - first_candidate,
+                         .position = position_of(*segments[first.segment()], same, demand),
                          .first_taker = first_taker,
                          .takers = repeat ? 0 : static_cast<int32_t>(takers.size()) - first_taker,
                          .repeat = repeat});

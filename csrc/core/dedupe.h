@@ -27,30 +27,23 @@ struct Taker {
 struct Wanted {
   int32_t segment;  // index into the step's segments
   int32_t entry;    // within the segment
-  // Copies that may serve it: [first, first + count) of WantedList::candidates. An entry that came
-  // with clusters is read there, next to its neighbours; one taken alone may come from anywhere.
-  int32_t first_candidate;
-  int32_t candidates;
+  // Member position of the copy to read unless the router finds a better one: what came with a
+  // cluster is read there, next to its neighbours; what was taken alone, at the entry's first copy.
+  int32_t position;
   int32_t first_taker;  // rows that it is delivered to: [first, first + count) of takers
   int32_t takers;
   bool repeat = false;  // another element brings this entry already: read again, delivered to none
 };
 
-struct Candidate {
-  int32_t position;  // member position of the segment
-  int32_t group;     // group_of(position): what is read together with it
-};
-
 struct WantedList {
   std::vector<Wanted> entries;
-  std::vector<Candidate> candidates;
   std::vector<Taker> takers;
 };
 
 // Fills `wanted` with what the rows selected, ascending by segment and entry (Eq. 8 before the DRAM
 // tier is subtracted). With `unite` each entry comes once, however many clusters and rows it was
-// selected with; otherwise every further selection repeats it, the copy that was selected being the
-// first of its candidates. Throws Error(kArgument) for a number out of range, a segment that a row
+// selected with; otherwise every further selection repeats it, each at the copy that was selected.
+// Throws Error(kArgument) for a number out of range, a segment that a row
 // names twice, and more than 65,535 rows or segments.
 void dedupe(std::span<Segment* const> segments, std::span<const Selection> rows, bool unite,
             WantedList& wanted);

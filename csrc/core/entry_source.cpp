@@ -6,17 +6,6 @@
 #include "core/numeric.h"
 
 namespace swarm_kv {
-namespace {
-
-template <typename T>
-void narrow(const float* source, std::byte* destination, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const T value(source[i]);
-    std::memcpy(destination + i * sizeof(T), &value, sizeof(T));
-  }
-}
-
-}  // namespace
 
 int64_t size_of(Element element) {
   switch (element) {
@@ -47,13 +36,13 @@ void to_float(Element element, const std::byte* source, float* destination, int6
 void from_float(Element element, const float* source, std::byte* destination, int64_t count) {
   switch (element) {
     case Element::kFloat16:
-      return narrow<fp16>(source, destination, count);
+      return from_float(source, reinterpret_cast<fp16*>(destination), count);
     case Element::kBFloat16:
-      return narrow<bf16>(source, destination, count);
+      return from_float(source, reinterpret_cast<bf16*>(destination), count);
     case Element::kFloat32:
-      return narrow<float>(source, destination, count);
+      return from_float(source, reinterpret_cast<float*>(destination), count);
     case Element::kFloat64:
-      return narrow<double>(source, destination, count);
+      return from_float(source, reinterpret_cast<double*>(destination), count);
   }
 }
 

@@ -88,6 +88,10 @@ void to_float(const fp16* source, float* destination, int64_t count);
 void to_float(const bf16* source, float* destination, int64_t count);
 void to_float(const float* source, float* destination, int64_t count);
 void to_float(const double* source, float* destination, int64_t count);
+void from_float(const float* source, fp16* destination, int64_t count);
+void from_float(const float* source, bf16* destination, int64_t count);
+void from_float(const float* source, float* destination, int64_t count);
+void from_float(const float* source, double* destination, int64_t count);
 
 // The largest |value|, 0 for no values; NaN or infinity when there is one.
 float largest_magnitude(const float* values, int64_t count);

@@ -190,11 +190,4 @@ Placement place(const Clusters& clusters, std::span<const double> weights,
   return placement;
 }
 
-int32_t group_of(const Clusters& clusters, int64_t position) {
-  const int64_t loose = position - clusters.offsets.back();
-  if (loose >= 0) return static_cast<int32_t>(clusters.count() + loose / kRun);
-  const auto after = std::upper_bound(clusters.offsets.begin(), clusters.offsets.end(), position);
-  return static_cast<int32_t>(after - clusters.offsets.begin()) - 1;
-}
-
 }  // namespace swarm_kv

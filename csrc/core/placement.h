@@ -60,8 +60,4 @@ Placement place(const Clusters& clusters, std::span<const double> weights,
 // Names that place accepts.
 std::vector<std::string> placement_names();
 
-// Number of the group that a member position is read with: its cluster, or from clusters.count() on
-// its run of loose entries.
-int32_t group_of(const Clusters& clusters, int64_t position);
-
 }  // namespace swarm_kv

@@ -8,9 +8,7 @@ namespace {
 
 void take_first(const WantedList& wanted, std::vector<int32_t>& chosen) {
   chosen.clear();
-  for (const Wanted& entry : wanted.entries) {
-    chosen.push_back(wanted.candidates[entry.first_candidate].position);
-  }
+  for (const Wanted& entry : wanted.entries) chosen.push_back(entry.position);
 }
 
 class Swarm : public Router {

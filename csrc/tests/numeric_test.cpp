@@ -113,6 +113,40 @@ TEST(ToFloat, BulkMatchesScalar) {
   expect_bulk_matches(doubles);
 }
 
+template <typename Target>
+void expect_bulk_narrows(const std::vector<float>& source) {
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{33}, source.size()}) {
+    std::vector<Target> out(count + 1, Target(123.0f));
+    from_float(source.data(), out.data(), static_cast<int64_t>(count));
+    for (size_t i = 0; i < count; ++i) {
+      const Target expected(source[i]);
+      ASSERT_TRUE(same_float(out[i], expected)) << source[i];
+    }
+    EXPECT_EQ(static_cast<float>(out[count]), 123.0f);
+  }
+}
+
+TEST(FromFloat, BulkMatchesScalar) {
+  // All magnitudes of halves and beyond, between them and halfway; infinity and NaN.
+  std::vector<float> values;
+  for (uint32_t bits = 0; bits < 0x47900000u; bits += 0x2001u) {
+    values.push_back(std::bit_cast<float>(bits));
+    values.push_back(-std::bit_cast<float>(bits + 0xfffu));
+  }
+  for (uint32_t bits = 0; bits < 0x7c00u; ++bits) {
+    const auto low = static_cast<float>(half_value(static_cast<uint16_t>(bits)));
+    const auto high = static_cast<float>(half_value(static_cast<uint16_t>(bits + 1)));
+    values.push_back((low + high) / 2);
+  }
+  values.push_back(std::numeric_limits<float>::infinity());
+  values.push_back(-std::numeric_limits<float>::max());
+  values.push_back(std::nanf(""));
+  expect_bulk_narrows<fp16>(values);
+  expect_bulk_narrows<bf16>(values);
+  expect_bulk_narrows<float>(values);
+  expect_bulk_narrows<double>(values);
+}
+
 TEST(LargestMagnitude, FindsOneValueAnywhere) {
   std::vector<float> values(75, -3.0f);
   values[4] = std::numeric_limits<float>::denorm_min();

@@ -261,13 +261,6 @@ TEST(Placement, NoClusters) {
   EXPECT_EQ(turn.next, 3);
 }
 
-TEST(Placement, GroupsAreClustersAndRunsOfLooseEntries) {
-  const Clusters clusters = clusters_of({3, 1, 6}, 40);
-  const std::vector<int32_t> expected = {0, 0, 0, 1, 2, 2, 2, 2, 2, 2};
-  for (int64_t p = 0; p < 10; ++p) EXPECT_EQ(group_of(clusters, p), expected[p]);
-  for (int64_t p = 0; p < 40; ++p) EXPECT_EQ(group_of(clusters, 10 + p), 3 + p / kRun);
-}
-
 TEST(Placement, BadArgumentsLeaveTheTurnAlone) {
   const Clusters clusters = clusters_of({2, 3});
   Turn turn{11, {1, -1}};

@@ -1,7 +1,5 @@
 #include "ops/cpu/attention.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "ops/cpu/threads.h"
 #include "ops/cpu/vector.h"
 
 namespace swarm_kv::cpu {
@@ -255,7 +254,7 @@ template <typename T, typename Acc>
 void run(const SparseAttention<T, Acc>& call) {
   std::vector<int64_t> chunk_offsets;
   const std::vector<Chunk> chunks =
-      split_rows(call.row_offsets, call.rows, torch::stable::get_num_threads(), chunk_offsets);
+      split_rows(call.row_offsets, call.rows, num_threads(), chunk_offsets);
   const int64_t count = static_cast<int64_t>(chunks.size());
   const int64_t row_size = call.query_heads * call.dim;
   // A row that is one chunk accumulates in its output; only rows in several chunks need room for
@@ -280,7 +279,7 @@ void run(const SparseAttention<T, Acc>& call) {
     if (!alone) next_out += row_size;
     next_state += 2 * call.query_heads;
   }
-  torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       attend(call, chunks[i], partials[i], scratches + i * scratch);
   });
@@ -301,23 +300,22 @@ void sparse_attention(const SparseAttention<double, double>& call) { run(call); 
 template <typename Acc>
 void merge_attention(const Acc* out_a, const Acc* lse_a, const Acc* out_b, const Acc* lse_b,
                      int64_t rows, int64_t dim, Acc* out, Acc* lse) {
-  torch::stable::parallel_for(0, rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, dim)),
-                              [&](int64_t begin, int64_t end) {
-                                for (int64_t r = begin; r < end; ++r) {
-                                  const Acc shift = finite_shift(std::max(lse_a[r], lse_b[r]));
-                                  const Acc weight_a = std::exp(lse_a[r] - shift);
-                                  const Acc weight_b = std::exp(lse_b[r] - shift);
-                                  const Acc sum = weight_a + weight_b;
-                                  const Acc inverse = sum == 0 ? Acc(0) : Acc(1) / sum;
-                                  const Acc* a = out_a + r * dim;
-                                  const Acc* b = out_b + r * dim;
-                                  for (int64_t d = 0; d < dim; ++d) {
-                                    out[r * dim + d] =
-                                        inverse * (weight_a * a[d] + weight_b * b[d]);
-                                  }
-                                  lse[r] = shift + std::log(sum);
-                                }
-                              });
+  parallel_for(0, rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, dim)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t r = begin; r < end; ++r) {
+                   const Acc shift = finite_shift(std::max(lse_a[r], lse_b[r]));
+                   const Acc weight_a = std::exp(lse_a[r] - shift);
+                   const Acc weight_b = std::exp(lse_b[r] - shift);
+                   const Acc sum = weight_a + weight_b;
+                   const Acc inverse = sum == 0 ? Acc(0) : Acc(1) / sum;
+                   const Acc* a = out_a + r * dim;
+                   const Acc* b = out_b + r * dim;
+                   for (int64_t d = 0; d < dim; ++d) {
+                     out[r * dim + d] = inverse * (weight_a * a[d] + weight_b * b[d]);
+                   }
+                   lse[r] = shift + std::log(sum);
+                 }
+               });
 }
 
 template void merge_attention<float>(const float*, const float*, const float*, const float*,

@@ -1,7 +1,5 @@
 #include "ops/cpu/scoring.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "core/nibble_scan.h"
+#include "ops/cpu/threads.h"
 #include "ops/cpu/vector.h"
 
 namespace swarm_kv::cpu {
@@ -378,7 +377,7 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
 
   for (int64_t kv = 0; kv < queries.kv_heads; ++kv) {
     const int64_t first_group = kv * groups_per_head;
-    torch::stable::parallel_for(0, blocks * groups_per_head, 8, [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks * groups_per_head, 8, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t block = task / groups_per_head;
         const int64_t g = first_group + task % groups_per_head;
@@ -408,7 +407,7 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
       for (int64_t b = 0; b < blocks; ++b) factors[row * blocks + b] *= inverse;
     }
 
-    torch::stable::parallel_for(0, blocks, 16, [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks, 16, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t first = block * kBlock;
         combine(weights.get() + first, items, factors.data() + block, blocks, rows,
@@ -428,16 +427,15 @@ std::unique_ptr<float[]> make_tables(const ScoreQueries& queries,
                                      int64_t parts, int64_t codewords, float scale) {
   const int64_t size = parts * codewords * kMaxWidth;
   auto tables = std::make_unique_for_overwrite<float[]>(groups.size() * size);
-  torch::stable::parallel_for(
-      0, static_cast<int64_t>(groups.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t g = begin; g < end; ++g) {
-          const RowGroup& group = groups[g];
-          fill_tables(queries.data + (group.kv * queries.rows + group.first) * queries.dim,
-                      group.count, queries.dim, parts, queries.dim / parts,
-                      codebooks + group.kv * codewords * queries.dim, codewords, scale,
-                      tables.get() + g * size);
-        }
-      });
+  parallel_for(0, static_cast<int64_t>(groups.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin; g < end; ++g) {
+      const RowGroup& group = groups[g];
+      fill_tables(queries.data + (group.kv * queries.rows + group.first) * queries.dim, group.count,
+                  queries.dim, parts, queries.dim / parts,
+                  codebooks + group.kv * codewords * queries.dim, codewords, scale,
+                  tables.get() + g * size);
+    }
+  });
   return tables;
 }
 
