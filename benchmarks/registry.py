@@ -32,5 +32,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "online": Benchmark(
         "benchmarks.online", "reads, scheduling, prefetch, maintenance, cluster cache and stress"
     ),
+    "peers": Benchmark(
+        "benchmarks.peers.table", "what others offer: DynamicCache, oLLM, kvpress, files per layer"
+    ),
     "rings": Benchmark("benchmarks.rings", "one io_uring for all drives against one per drive"),
 }
