@@ -48,6 +48,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "kernels": Benchmark(
         "benchmarks.kernels", "stages of the C++ core and operators by themselves, against torch"
     ),
+    "peers": Benchmark(
+        "benchmarks.peers.table", "what others offer: DynamicCache, oLLM, kvpress, files per layer"
+    ),
     "codecs": Benchmark("benchmarks.codecs", "what codecs save and cost on a real model"),
     "scale": Benchmark("benchmarks.scale", "profiling and clustering against length"),
     "stress": Benchmark("benchmarks.stress", "ten thousand steps over drives that fail"),

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Prepares this checkout: system packages, .venv, torch and swarm_kv itself. Quick when nothing changed.
 #
-#   scripts/setup.sh [demo|test|bench]    demo (default): what `swarm-kv demo` needs; test: also the checks'
-#                                         tools; bench: also what the benchmarks' stand-in drives need
+#   scripts/setup.sh [demo|test|bench|peers]    demo (default): what `swarm-kv demo` needs; test: also the
+#                                         checks' tools; bench: also what the benchmarks' stand-in drives need;
+#                                         peers: also an environment in .venv-peers for each library that
+#                                         `python -m benchmarks peers` compares with
 #
 # Environment:
 #   PYTHON           Python to make .venv with (default: python3, else the newest python3.N, 3.10 or newer)
@@ -21,8 +23,8 @@ cd "$setup_root"
 setup_profile=${1:-demo}
 case "$setup_profile" in
   demo) setup_extras=demo ;;
-  test | bench) setup_extras=demo,test,dev ;;
-  *) setup_fail "unknown profile '$setup_profile': demo, test or bench" ;;
+  test | bench | peers) setup_extras=demo,test,dev ;;
+  *) setup_fail "unknown profile '$setup_profile': demo, test, bench or peers" ;;
 esac
 
 # --- what is missing on the system ---------------------------------------------------------------
@@ -51,9 +53,13 @@ setup_missing() { # print the missing Debian packages, one a line
   command -v ninja >/dev/null || echo ninja-build
   setup_header liburing.h || echo liburing-dev
   setup_header xxhash.h || echo libxxhash-dev
-  if [[ $setup_profile == bench ]]; then
+  if [[ $setup_profile == bench || $setup_profile == peers ]]; then
     command -v fio >/dev/null || echo fio
     setup_header fuse3/fuse_opt.h || echo libfuse3-dev
+  fi
+  if [[ $setup_profile == peers ]]; then
+    setup_header libaio.h || echo libaio-dev
+    command -v mkfs.ext4 >/dev/null || echo e2fsprogs
   fi
   if [[ $setup_profile != demo ]]; then
     command -v cmake >/dev/null || echo cmake
@@ -131,5 +137,46 @@ setup_environment() {
   setup_say "ready: .venv"
 }
 
+# --- the peers' environments -----------------------------------------------------------------------
+setup_peer() { # name, Python that must run in it, requirements... [-- others, installed without their own]
+  local name=$1 check=$2 folder=.venv-peers/$1 all="${*:2}" site
+  local -a with=() without=()
+  shift 2
+  while (($#)) && [[ $1 != -- ]]; do
+    with+=("$1")
+    shift
+  done
+  without=("${@:2}")
+  if [[ $(cat "$folder/.ready" 2>/dev/null) == "$all" ]]; then return 0; fi
+  setup_say "making $folder"
+  rm -rf "$folder"
+  # What it does not install itself, torch above all, comes from .venv, which is not changed.
+  .venv/bin/python -m venv --without-pip "$folder"
+  site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/shared.pth"
+  local -a pip=("$folder/bin/python" -m pip --disable-pip-version-check --quiet install)
+  if {
+    "${pip[@]}" "${with[@]}" &&
+      { ((${#without[@]} == 0)) || "${pip[@]}" --no-deps "${without[@]}"; } &&
+      "$folder/bin/python" -c "$check"
+  } >"$folder/log" 2>&1; then
+    echo "$all" >"$folder/.ready"
+  else # the others are worth having
+    setup_say "left out: $name: $(tail -n 1 "$folder/log") ($folder/log)"
+    rm -rf "$folder/bin"
+  fi
+}
+
+setup_peers() {
+  setup_peer kvpress 'import kvpress' 'kvpress>=0.5'
+  # oLLM's other requirements compile CUDA kernels, which its disk cache does not use; transformers
+  # changed the call of a cache's `update` in 5.4.
+  setup_peer ollm 'import ollm.kvcache' 'transformers>=5,<5.3' -- 'ollm>=1.0.3'
+  # Compiles its module: some minutes.
+  setup_peer deepspeed 'from benchmarks.peers.runners import deepnvme; deepnvme.load()' 'deepspeed>=0.19'
+  setup_peer lmcache 'import lmcache' 'lmcache>=0.5.6'
+}
+
 setup_system
 setup_environment
+if [[ $setup_profile == peers ]]; then setup_peers; fi
