@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.drives import PM9A3, stand_in_drives
+from benchmarks.drives import PM9A3, checked_drives
 from benchmarks.drives.filesystem import file_systems
 from benchmarks.harness import Report, Unavailable
 from benchmarks.peers import models as decoding
@@ -22,6 +22,7 @@ from swarm_kv import models, texts
 from swarm_kv.cache import kv_bytes
 
 STORE_DRIVE_BYTES = 512 << 20
+CHECKED = (64 << 10,)
 EXACT = 1e-3
 """Largest difference of a logit that float32 in another order makes; logits are about 10."""
 
@@ -87,10 +88,11 @@ def run_models(parameters: Parameters, report: Report) -> None:
     size = kv_bytes(config, models.torch.float32, parameters.context)
     model = PM9A3.slower(parameters.slowdown)
     with (
-        stand_in_drives([model] * parameters.drives, size=2 * size + (256 << 20)) as drives,
+        checked_drives(
+            [model] * parameters.drives, 2 * size + (256 << 20), report, checked=CHECKED
+        ) as drives,
         file_systems(drives) as folders,
     ):
-        drives.check((64 << 10,))
         task = decoding.Task(
             folder,
             ids[0].tolist(),
@@ -105,7 +107,7 @@ def run_models(parameters: Parameters, report: Report) -> None:
             report.at_most(f"{name}: max |logit - full|", row.difference, EXACT)
     _compare_with_files(rows, report)
     Console(stderr=True, width=200).print(decoding.table(rows))
-    report.note(drives.note + "; an ext4 on each")
+    report.note("each peer has an ext4 on each drive")
     report.note(
         f"{parameters.model}, float32, {parameters.context} tokens of context "
         f"({decoding.mib(size)} of KV), batch 1, teacher-forced; memory of swarm_kv: "
@@ -118,17 +120,18 @@ def run_models(parameters: Parameters, report: Report) -> None:
 def run_stores(parameters: Parameters, report: Report) -> None:
     model = PM9A3.slower(parameters.slowdown)
     with (
-        stand_in_drives([model] * parameters.drives, size=STORE_DRIVE_BYTES) as drives,
+        checked_drives(
+            [model] * parameters.drives, STORE_DRIVE_BYTES, report, checked=parameters.sizes[:1]
+        ) as drives,
         file_systems(drives) as folders,
     ):
         with drives.unthrottled():
             stores.prepare(folders)
-        drives.check(parameters.sizes[:1])
         rows = stores.run(folders, model, parameters.sizes, parameters.seconds, parameters.repeats)
     stores.report_rows(rows, report)
     Console(stderr=True, width=120).print(stores.table(rows))
     report.note(
-        "stores: drives as above; bytes read are checked by swarm_kv (checksums), DeepNVMe and "
+        "stores: bytes read are checked by swarm_kv (checksums), DeepNVMe and "
         "LMCache, not by fio; LMCache by its own bench, a file per extent"
     )
 
