@@ -55,9 +55,11 @@ class Parameters:
     parts: tuple[str, ...] = ("model", "replay")
     drives: int = 4
     context: int = 7424
-    steps: int = 16
+    steps: int = 6
     """Tokens that each method decodes at a time."""
     rounds: int = 3
+    warm: int = 12
+    """Tokens that fill the cache before."""
     slowdown: float = 1000.0
     """The drives of `model` are PM9A3 at 1/`slowdown` of their rates."""
     caches: tuple[float, ...] = (0.0, 0.10)
@@ -70,8 +72,9 @@ class Parameters:
 
 QUICK = {
     "context": 2048,
-    "steps": 4,
+    "steps": 3,
     "rounds": 1,
+    "warm": 3,
     "replay_contexts": (2048, 0),
     "replay_steps": 4,
 }
@@ -185,8 +188,9 @@ def sessions(
 
 def run_model(parameters: Parameters, report: Report) -> None:
     model, tokenizer = models.load("smollm2")
-    warm = parameters.steps
-    steps = len(parameters.caches) * (warm + parameters.rounds * parameters.steps)
+    count = parameters.rounds * parameters.steps
+    warm = {share: parameters.warm if share else 1 for share in parameters.caches}
+    steps = sum(warm.values()) + len(warm) * count
     ids = texts.token_ids(tokenizer, parameters.context + steps)
     reference = evaluation.full_attention(model, ids, parameters.context, steps)
     with sessions(parameters, ids, report) as opened:
@@ -195,14 +199,13 @@ def run_model(parameters: Parameters, report: Report) -> None:
             decoded: dict[str, list[Decoded]] = {method: [] for method in opened}
             for session in opened.values():
                 session.limit_cache(share)
-                session.decode(warm)
-            at += warm
+                session.decode(warm[share])
+            at += warm[share]
             for _ in tqdm(
                 range(parameters.rounds), desc=f"fig11, {share:.0%} cached", disable=None
             ):
                 for method, session in opened.items():
                     decoded[method].append(session.decode(parameters.steps))
-            count = parameters.rounds * parameters.steps
             true = reference[at : at + count]
             at += count
             report_model(f"SmolLM2, {share:.0%} cached", decoded, true, report)
