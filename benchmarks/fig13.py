@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "Algorithm 1, medoids": {"layout": "clusters", "clusterer": "swarm", "selector": "medoid"},
 }
 """What is placed: the default clusterer and selector, and the paper's."""
-BASELINE = "No Cluster (sequential)"
+BASELINE = "No Cluster"
 GOALS = {BASELINE: 2.63, "fixed_start": 3.17}
 """Latency over that of the best placement of the same clusters, on the drives where it is most."""
 DRIVE_BYTES = 128 << 20
@@ -88,8 +89,7 @@ def run(parameters: Parameters, report: Report) -> None:
                     cache=parameters.cache,
                     placement=placement,
                 )
-                title = way if way == BASELINE else f"{way}, {placement}"
-                _measure(report, f"{set_name}; {title}", found)
+                _measure(report, f"{set_name}; {way}, {placement}", found)
                 return [one.seconds for one in found]
 
             plain = cost(BASELINE, "sequential")
@@ -115,7 +115,7 @@ def _measure(report: Report, title: str, found: Sequence[decoding.Cost]) -> None
 def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
     panels = [
         plots.Panel(
-            rf"{name}; (?P<x>.+): {quantity}",
+            rf"{re.escape(name)}; (?P<series>.+), (?P<x>\w+): {quantity}",
             "placement",
             label,
             name,

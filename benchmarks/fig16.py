@@ -59,8 +59,9 @@ class Parameters:
 
 
 QUICK = {
-    "contexts": (512, 1024, 2048, 4096, 8192),
-    "entries": 1 << 15,
+    "contexts": (1024, 4096, 16384, 32768, 65536),
+    "batches": (1, 4),
+    "entries": 1 << 16,
     "recorded": (),
     "steps": 3,
 }

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,33 +93,28 @@ def run(parameters: Parameters, report: Report) -> None:
             found = [conditional(active) for active in samples]
             dealt = [shuffled(active, random) for active in samples]
             chance = [conditional(active) for active in dealt]
-            for name, values in (("", found), (", by chance", chance)):
-                histograms = [row.histc(BINS, 0, 1) / len(row) for row in values]
-                for number in range(BINS):
-                    centre = (number + 0.5) / BINS
-                    report.measure(
-                        f"{title}{name}: pairs with P(j|i) about {centre:g}",
-                        "share",
-                        [float(histogram[number]) for histogram in histograms],
-                    )
+            for name, values in (("recorded", found), ("by chance", chance)):
+                histogram(report, f"{title}, {name}: pairs with P(j|i)", values)
                 for least in STRONG:
                     report.measure(
-                        f"{title}{name}: pairs with P(j|i) of at least {least:g}",
+                        f"{title}, {name}: pairs with P(j|i) of at least {least:g}",
                         "share",
                         [float((row >= least).float().mean()) for row in values],
                     )
-            partners = {"": samples, ", by chance": dealt}
             similar = {
-                name: [float(closest(active).median()) for active in rows]
-                for name, rows in partners.items()
+                "recorded": [closest(active) for active in samples],
+                "by chance": [closest(active) for active in dealt],
             }
-            for name, medians in similar.items():
-                report.measure(
-                    f"{title}{name}: closest partner, median entry", "Jaccard similarity", medians
-                )
+            for name, values in similar.items():
+                histogram(report, f"{title}, {name}: entries with a closest partner", values)
+            medians = {
+                name: [float(row.median()) for row in values] for name, values in similar.items()
+            }
+            for name, values in medians.items():
+                report.measure(f"{title}, {name}: closest partner, median entry", "Jaccard", values)
             report.at_least(
                 f"{title}: similarity of the closest partner / by chance",
-                sum(similar[""]) / sum(similar[", by chance"]),
+                sum(medians["recorded"]) / sum(medians["by chance"]),
                 GOAL,
             )
     report.note(
@@ -126,18 +123,35 @@ def run(parameters: Parameters, report: Report) -> None:
     )
 
 
+def histogram(report: Report, title: str, layers: Sequence[torch.Tensor]) -> None:
+    """Share of the values of each layer, all in [0, 1], that lie about the centre of each bin."""
+    shares = [row.histc(BINS, 0, 1) / len(row) for row in layers]
+    for number in range(BINS):
+        centre = (number + 0.5) / BINS
+        report.measure(f"{title} about {centre:g}", "share", [float(row[number]) for row in shares])
+
+
 def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
     titles = dict.fromkeys(
-        m["name"].split(":")[0].removesuffix(", by chance") for m in result["measurements"]
+        ", ".join(m["name"].split(":")[0].split(", ")[:2]) for m in result["measurements"]
     )
+    series = "(?P<series>recorded|by chance)"
     panels = [
         plots.Panel(
-            rf"{title}(?P<series>(, by chance)?): pairs with P\(j\|i\) about (?P<x>[\d.]+)",
-            "P(j is activated | i is activated)",
-            "pairs of entries (share)",
-            title,
-            log_y=True,
+            rf"{re.escape(title)}, {series}: {what} about (?P<x>[\d.]+)", xlabel, ylabel, title
         )
         for title in titles
+        for what, xlabel, ylabel in (
+            (
+                r"pairs with P\(j\|i\)",
+                "P(j is activated | i is activated)",
+                "pairs of entries (share)",
+            ),
+            (
+                "entries with a closest partner",
+                "Jaccard similarity to the closest partner",
+                "entries (share)",
+            ),
+        )
     ]
     plots.draw(result, path, panels)

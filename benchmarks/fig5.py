@@ -206,6 +206,18 @@ def routed(layers: Sequence[LayerTrace], parameters: Parameters, report: Report)
     )
 
 
+def together(active: torch.Tensor, entries: torch.Tensor, medoids: torch.Tensor) -> float:
+    """Mean probability that an entry and its medoid are activated by a query that activates one of
+    them; 0 where there are no pairs."""
+    return 1 - table5.distance(active, entries, medoids) if len(entries) else 0.0
+
+
+def at_start(groups: table5.Grouped) -> float:
+    entries, medoids = groups.pairs[0]
+    others = entries != medoids
+    return together(groups.later, entries[others], medoids[others])
+
+
 def updated(parameters: Parameters, report: Report) -> None:
     """(c)"""
     steps = parameters.updates
@@ -227,8 +239,8 @@ def updated(parameters: Parameters, report: Report) -> None:
             values = []
             for one in found:
                 entries, medoids = one.pairs[step]
-                new = entries >= one.before
-                values.append(1 - table5.distance(one.later, entries[new], medoids[new]))
+                new = (entries >= one.before) & (entries != medoids)
+                values.append(together(one.later, entries[new], medoids[new]))
             report.measure(
                 f"(c) {strategy}: co-activation of new entries and their medoids after {step} "
                 "tokens",
@@ -239,7 +251,7 @@ def updated(parameters: Parameters, report: Report) -> None:
         report.measure(
             f"(c) {strategy}: co-activation of entries and medoids at the start",
             "probability",
-            [1 - table5.distance(one.later, *one.pairs[0]) for one in found],
+            [at_start(one) for one in found],
         )
     for naive in UPDATES[:2]:
         report.at_least(

@@ -129,7 +129,11 @@ def _bars(axis: Any, panel: Panel, found: dict[str, list[Point]]) -> None:
         ]
         across = [groups.index(point.x) + shift for point in points]
         axis.bar(across, medians, width, yerr=whiskers, capsize=2, label=name)
-    axis.set_xticks(range(len(groups)), groups, rotation=20 if len(groups) > 3 else 0)
+    axis.set_xticks(range(len(groups)), groups)
+    if len(groups) > 3:
+        axis.tick_params("x", labelrotation=20)
+        for label in axis.get_xticklabels():
+            label.set_horizontalalignment("right")
     if panel.log_y:
         axis.set_yscale("log")
 
