@@ -39,6 +39,7 @@ void coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives,
   // Kept by each thread, so that a step as large as the last one allocates nothing.
   static thread_local std::vector<Read> by_drive;
   static thread_local std::vector<std::pair<size_t, size_t>> queues;  // per drive, of by_drive
+  static thread_local std::vector<double> busy;  // per drive: seconds for what is in `reads`
   sort_pieces(pieces);
   by_drive.clear();
   queues.assign(drives.size(), {0, 0});
@@ -66,10 +67,16 @@ void coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives,
     last = by_drive.size();
   }
   reads.clear();
+  busy.assign(drives.size(), 0.0);
   while (reads.size() < by_drive.size()) {
-    for (auto& [next, last] : queues) {
-      if (next < last) reads.push_back(by_drive[next++]);
+    size_t first = drives.size();
+    for (size_t d = 0; d < drives.size(); ++d) {
+      const auto& [next, last] = queues[d];
+      if (next < last && (first == drives.size() || busy[d] < busy[first])) first = d;
     }
+    const Read& read = by_drive[queues[first].first++];
+    busy[first] += drives[first].model.seconds(1, read.length);
+    reads.push_back(read);
   }
 }
 

@@ -35,8 +35,9 @@ std::vector<double> speeds(const std::vector<DriveShape>& drives, int64_t entry_
 
 // Sorts `pieces` by drive and offset, what is read again behind the rest, and fills `reads`:
 // neighbours are joined into one request where reading the gap between them costs no more seconds
-// than a further request would, up to `max_read` bytes. Requests of the drives alternate, so that
-// all drives start at once.
+// than a further request would, up to `max_read` bytes. Requests of the drives alternate by the
+// time that they take, so that all drives start at once and, wherever a round ends, are done
+// together.
 void coalesce(std::vector<Piece>& pieces, const std::vector<DriveShape>& drives, uint64_t max_read,
               std::vector<Read>& reads);
 

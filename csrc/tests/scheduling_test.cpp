@@ -67,6 +67,36 @@ TEST(Coalesce, DrivesTakeTurns) {
   }
 }
 
+// However the reads are cut into rounds, no drive waits for another one: a drive with large reads,
+// and a slow one, keep pace with the others.
+TEST(Coalesce, DrivesStayTogetherInTime) {
+  const std::vector<DriveShape> drives = {
+      {{1e-6, 1e-9}, 512}, {{1e-6, 1e-9}, 512}, {{3e-6, 3e-9}, 512}};
+  constexpr int kReads[] = {400, 50, 133};
+  constexpr uint64_t kBytes[] = {512, 4096 + 2560, 512};
+  std::vector<Piece> pieces;
+  for (int32_t drive = 0; drive < 3; ++drive) {
+    for (int i = 0; i < kReads[drive]; ++i) {
+      pieces.push_back({drive, static_cast<uint64_t>(i) << 20, kBytes[drive],
+                        static_cast<int32_t>(pieces.size())});
+    }
+  }
+  std::vector<Read> reads;
+  coalesce(pieces, drives, 1 << 20, reads);
+  std::vector<double> busy(3);
+  std::vector<int> left(std::begin(kReads), std::end(kReads));
+  double longest = 0;
+  for (const Read& read : reads) {
+    const double seconds = drives[read.drive].model.seconds(1, read.length);
+    busy[read.drive] += seconds;
+    longest = std::max(longest, seconds);
+    --left[read.drive];
+    if (*std::min_element(left.begin(), left.end()) == 0) break;
+    const auto [least, most] = std::minmax_element(busy.begin(), busy.end());
+    EXPECT_LE(*most - *least, longest);
+  }
+}
+
 // Each entry has a copy in every one of `copies` clusters, rotated so that copies of one entry lie
 // on different drives.
 Segment replicated(int64_t entries, int64_t copies, int64_t drives) {
