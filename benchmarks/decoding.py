@@ -401,15 +401,26 @@ def costs(
     *,
     batch: int = 1,
     cache: float = 0.0,
-    judged: bool = True,
+    sparsity: float | None = None,
+    like: Sequence[Cost] | None = None,
     **settings: Any,
 ) -> list[Cost]:
-    """Of each layer, over `steps` steps after one that warms memory up; see `decoding`."""
+    """Of each layer, over `steps` steps after one that warms memory up; see `decoding`.
+
+    Args:
+        layers, drives, batch, cache, settings: see `decoding`.
+        steps, sparsity: see `Decoder.steps`.
+        like: costs of the same selections from elsewhere, such as from other drives. Their recall
+            and error are taken over, for to find them takes longer than the rest.
+    """
     found = []
-    for layer in layers:
+    for number, layer in enumerate(layers):
         with decoding(layer, drives, batch=batch, cache=cache, **settings) as decoder:
-            decoder.steps(1, judged=False)
-            found.append(mean(decoder.steps(steps, judged=judged)))
+            decoder.steps(1, judged=False, sparsity=sparsity)
+            cost = mean(decoder.steps(steps, judged=like is None, sparsity=sparsity))
+        if like is not None:
+            cost = dataclasses.replace(cost, recall=like[number].recall, err=like[number].err)
+        found.append(cost)
     return found
 
 

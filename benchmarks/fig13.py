@@ -74,6 +74,7 @@ def run(parameters: Parameters, report: Report) -> None:
         way: [decoding.prefilled(layer, **settings) for layer in layers]
         for way, settings in {**WAYS, BASELINE: METHODS["No Cluster"]}.items()
     }
+    known: dict[str, list[decoding.Cost]] = {}
     gains: dict[tuple[str, str], list[float]] = {}
     for name in tqdm(parameters.sets, desc="fig13", disable=None):
         models = drive_sets(parameters.slowdown)[name]
@@ -82,11 +83,12 @@ def run(parameters: Parameters, report: Report) -> None:
             def cost(
                 way: str, placement: str, set_name: str = name, drives: Any = drives
             ) -> list[float]:
-                found = decoding.costs(
+                found = known[way] = decoding.costs(
                     ready[way],
                     drives,
                     parameters.steps,
                     cache=parameters.cache,
+                    like=known.get(way),
                     placement=placement,
                 )
                 _measure(report, f"{set_name}; {way}, {placement}", found)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from benchmarks import decoding, plots, workload
 from benchmarks.drives import PM9A3, checked_drives
 from benchmarks.harness import Report
-from benchmarks.methods import METHODS
+from benchmarks.methods import METHODS, OURS
 
 PAPER = "SWARM is ahead at every sparsity ratio, be it bound by requests or by bandwidth."
 DRIVES = 4
@@ -61,7 +61,7 @@ def run(parameters: Parameters, report: Report) -> None:
                 found = decoding.costs(ready, drives, parameters.steps, cache=parameters.cache)
                 decoding.measure(report, f"{method}, sparsity {sparsity * 100:g} %", found)
                 rates[method] = sum(1 / cost.seconds for cost in found)
-            swarm = rates.pop("swarm")
+            swarm = rates.pop(OURS)
             gains[sparsity] = swarm / max(rates.values())
     for sparsity, gain in gains.items():
         report.at_least(f"{sparsity:.0%}: throughput, swarm / best baseline", gain, 1.0)
