@@ -69,10 +69,10 @@ class Parameters:
     parts: tuple[str, ...] = ("model", "replay")
     drives: int = 4
     context: int = 7424
-    steps: int = 6
+    steps: int = 5
     """Tokens that each method decodes at a time."""
-    rounds: int = 3
-    warm: int = 12
+    rounds: int = 2
+    warm: int = 10
     """Tokens that fill the cache before."""
     slowdown: float = 1000.0
     """The drives of `model` are PM9A3 at 1/`slowdown` of their rates."""
@@ -226,7 +226,8 @@ def run_model(parameters: Parameters, report: Report) -> None:
     report.note(
         f"model: SmolLM2-135M in float32 (entries of 1.5 KiB), {parameters.context} tokens of "
         "context, a tenth of it selected, by `swarm, half the budget` a twentieth; methods "
-        "differ by the settings of swarm_kv.baselines, share model, store and cache code, and take turns"
+        "differ by the settings of swarm_kv.baselines, share model, store and cache code, and "
+        "take turns"
     )
 
 

@@ -207,9 +207,9 @@ REMARK = (
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    contexts: tuple[int, ...] = (7424, 16384)
+    contexts: tuple[int, ...] = (7424, 0)
     """Of `workload.RECORDINGS`, in their order; 0 leaves one out."""
-    steps: int = 12
+    steps: int = 8
     """Test queries of each layer."""
     slowdown: float = 200.0
     """The drives deliver 1/`slowdown` of their rates."""

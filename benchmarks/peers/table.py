@@ -36,8 +36,8 @@ class Parameters:
     source: str = "topics"
     """Text, see `swarm_kv.texts`."""
     context: int = 6144
-    repeats: int = 3
-    steps: int = 6
+    repeats: int = 2
+    steps: int = 4
     """Tokens per repetition."""
     compared: int = 64
     """Tokens over which lossy peers are compared with full attention."""
