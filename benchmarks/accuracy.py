@@ -28,7 +28,7 @@ class Parameters:
     source: str = ""
     """Text file; the Python topics if empty."""
     context: int = 6144
-    steps: int = 256
+    steps: int = 128
     sparsity: float = 0.10
     dram_share: float = 0.25
     """dram_bytes as a share of the context's KV bytes."""

@@ -21,7 +21,7 @@ from swarm_kv.demo import drive_paths
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     context: int = 6144
-    steps: int = 256
+    steps: int = 96
     dram_share: float = 0.25
     """dram_bytes as a share of the context's KV bytes."""
     drives: int = 4

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import re
 import statistics
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 import swarm_kv
-from benchmarks import decoding, workload
+from benchmarks import decoding, plots, workload
 from benchmarks.decoding import Cost, Decoder
 from benchmarks.drives import PM9A3, Drives, checked_drives, stand_in_drives
 from benchmarks.harness import Report
@@ -36,6 +39,17 @@ PAPER = (
     "bandwidth during retrieval 3.95, 2.67 and 1.55 times theirs; (c) accuracy closest to that of "
     "exact selection. All at 10 % of the context; cache sizes are not given."
 )
+REMARK = (
+    "all methods run on this store here, which joins and balances everybody's reads: what remains "
+    "of the paper's factor is the idea alone. Single entries of 4 KiB reach 0.65 of these drives' "
+    "bandwidth and blocks of 128 all of it, so at equal budget and 4 KiB nothing can be more than "
+    "1.5 times as fast as PQCache, or faster than InfLLM where its few blocks spread evenly. What "
+    "clusters change is how much has to be read for the same attention: at half the budget the "
+    "default still finds more of it than PQCache and InfLLM at the whole. No Cluster scores "
+    "every key."
+)
+HALF = "swarm, half the budget"
+COMPARED = {**METHODS, HALF: {"sparsity": 0.05}}
 THROUGHPUT = {"No Cluster": 3.99, "InfLLM": 1.76, "PQCache": 1.47}
 BANDWIDTH = {"No Cluster": 3.95, "InfLLM": 2.67, "PQCache": 1.55}
 RECALL_BELOW_PQCACHE = 0.02
@@ -55,10 +69,10 @@ class Parameters:
     parts: tuple[str, ...] = ("model", "replay")
     drives: int = 4
     context: int = 7424
-    steps: int = 6
+    steps: int = 5
     """Tokens that each method decodes at a time."""
-    rounds: int = 3
-    warm: int = 12
+    rounds: int = 2
+    warm: int = 10
     """Tokens that fill the cache before."""
     slowdown: float = 1000.0
     """The drives of `model` are PM9A3 at 1/`slowdown` of their rates."""
@@ -100,7 +114,7 @@ class Session:
         self._ids, self._drives = ids, drives
         whole = kv_bytes(self._model.config, self._model.dtype, parameters.context)
         config = swarm_kv.SwarmConfig(
-            paths=drives.paths, dram_bytes=4 * whole + (256 << 20), **METHODS[method]
+            paths=drives.paths, dram_bytes=4 * whole + (256 << 20), **COMPARED[method]
         )
         with drives.following([m.slower(1 / decoding.OPENING) for m in drives.models]):
             self.swarm = swarm_kv.patch(self._model, config)
@@ -176,7 +190,7 @@ def sessions(
     size = DRIVES_BYTES // parameters.drives
     with contextlib.ExitStack() as stack:
         opened = {}
-        for method in tqdm(METHODS, desc="fig11, prefill", disable=None):
+        for method in tqdm(COMPARED, desc="fig11, prefill", disable=None):
             if not opened:
                 own = stack.enter_context(checked_drives(drives, size, report, checked=[64 << 10]))
             else:
@@ -211,8 +225,9 @@ def run_model(parameters: Parameters, report: Report) -> None:
             report_model(f"SmolLM2, {share:.0%} cached", decoded, true, report)
     report.note(
         f"model: SmolLM2-135M in float32 (entries of 1.5 KiB), {parameters.context} tokens of "
-        "context, a tenth of it selected; methods differ by the settings of "
-        "swarm_kv.baselines, share model, store and cache code, and take turns"
+        "context, a tenth of it selected, by `swarm, half the budget` a twentieth; methods "
+        "differ by the settings of swarm_kv.baselines, share model, store and cache code, and "
+        "take turns"
     )
 
 
@@ -229,13 +244,14 @@ def report_model(
             f"{case}, {method}: requests", "requests/token", [one.requests for one in runs]
         )
         report.measure(f"{case}, {method}: mean KL(full || sparse)", "nats", kl)
-    for method, goal in THROUGHPUT.items():
-        ratios = [
-            ours.tokens_per_second / theirs.tokens_per_second
-            for ours, theirs in zip(decoded[OURS], decoded[method], strict=True)
-        ]
-        report.measure(f"{case}: tokens/s, {OURS} / {method}", "ratio", ratios)
-        report.at_least(f"{case}: tokens/s, {OURS} / {method}", statistics.median(ratios), goal)
+    for own in (OURS, HALF):
+        for method, goal in THROUGHPUT.items():
+            ratios = [
+                ours.tokens_per_second / theirs.tokens_per_second
+                for ours, theirs in zip(decoded[own], decoded[method], strict=True)
+            ]
+            report.measure(f"{case}: tokens/s, {own} / {method}", "ratio", ratios)
+            report.at_least(f"{case}: tokens/s, {own} / {method}", statistics.median(ratios), goal)
 
 
 # ---- recorded layers
@@ -248,14 +264,14 @@ def run_replay(parameters: Parameters, report: Report) -> None:
     with checked_drives(drives, DRIVES_BYTES // parameters.drives, report) as opened:
         for layer, entry_bytes in tqdm(list(replayed(parameters)), desc="fig11", disable=None):
             contexts.setdefault(entry_bytes, []).append(layer.settings.context)
-            for method, settings in METHODS.items():
+            for method, settings in COMPARED.items():
                 with decoding.decoding(layer, opened, **settings) as decoder:
                     for share in parameters.caches:
                         cost = decoded_at(decoder, share, parameters.replay_steps)
                         costs.setdefault((entry_bytes, share, method), []).append(cost)
     for entry_bytes, seen in contexts.items():
         for share in parameters.caches:
-            by_method = {method: costs[entry_bytes, share, method] for method in METHODS}
+            by_method = {method: costs[entry_bytes, share, method] for method in COMPARED}
             report_replay(entry_bytes, share, by_method, report)
             if opened.throttled:
                 report_models(entry_bytes, share, by_method, seen, parameters, report)
@@ -306,18 +322,19 @@ def report_replay(
         report.measure(
             f"{case}, {method}: bandwidth", "B/s", [cost.bytes_per_second for cost in own]
         )
-    for method in THROUGHPUT:
-        faster = [
-            theirs.seconds / ours.seconds
-            for ours, theirs in zip(by_method[OURS], by_method[method], strict=True)
-        ]
-        report.measure(f"{case}: I/O time, {method} / {OURS}", "ratio", faster)
     recall = {name: statistics.mean(c.recall for c in own) for name, own in by_method.items()}
-    report.at_least(
-        f"{case}: recall, {OURS} - PQCache",
-        recall[OURS] - recall["PQCache"],
-        -RECALL_BELOW_PQCACHE,
-    )
+    for mine in (OURS, HALF):
+        for method in THROUGHPUT:
+            faster = [
+                theirs.seconds / ours.seconds
+                for ours, theirs in zip(by_method[mine], by_method[method], strict=True)
+            ]
+            report.measure(f"{case}: I/O time, {method} / {mine}", "ratio", faster)
+        report.at_least(
+            f"{case}: recall, {mine} - PQCache",
+            recall[mine] - recall["PQCache"],
+            -RECALL_BELOW_PQCACHE,
+        )
 
 
 def report_models(
@@ -336,12 +353,12 @@ def report_models(
         rates = {
             method: [
                 1 / token_seconds(geometry, method, cost, context, parameters.replay_slowdown)
-                for cost, context in zip(own, contexts, strict=True)
+                for cost, context in zip(costs, contexts, strict=True)
             ]
-            for method, own in by_method.items()
+            for method, costs in by_method.items()
         }
-        for method, own in rates.items():
-            report.measure(f"{case}: {method}", "tokens/s", own)
+        for method, found in rates.items():
+            report.measure(f"{case}: {method}", "tokens/s", found)
         for method, goal in THROUGHPUT.items():
             ratios = [a / b for a, b in zip(rates[OURS], rates[method], strict=True)]
             report.at_least(f"{case}: tokens/s, {OURS} / {method}", statistics.median(ratios), goal)
@@ -355,3 +372,16 @@ def token_seconds(
     attending = cost.selected * geometry.entry_bytes / HBM
     layer = cost.seconds / slowdown + scoring + attending
     return geometry.layers * layer + geometry.weights / HBM
+
+
+def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    methods = "|".join(re.escape(method) for method in (HALF, *METHODS))
+    replayed = rf"(?P<x>entries of \d KiB, \d+% cached), (?P<series>{methods})"
+    model = rf"(?P<x>SmolLM2, \d+% cached), (?P<series>{methods})"
+    panels = [
+        plots.Panel(f"{model}: decoding", "", "tokens/s", "SmolLM2, measured", "bars"),
+        plots.Panel(f"{replayed}: I/O", "", "I/O time per layer and step (ms)", "", "bars", 1e3),
+        plots.Panel(f"{replayed}: bandwidth", "", "MB/s", "", "bars", 1e-6),
+        plots.Panel(f"{replayed}: recall", "", "recall", "", "bars"),
+    ]
+    plots.draw(result, path, panels)

@@ -28,7 +28,7 @@ from benchmarks import plots, workload
 from benchmarks.drives import OPTANE_900P, PM9A3, DriveModel, Drives, checked_drives
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, clusterers, selectors
-from swarm_kv.index import build
+from swarm_kv.medoids import Medoids
 from swarm_kv.simulate import simulate_selections
 from swarm_kv.store import Store, Wanted
 from swarm_kv.trace import LayerTrace
@@ -117,7 +117,7 @@ def select(layer: LayerTrace, case: Case, steps: int) -> Layer:
     bits = signatures(layer, config.profile_queries)
     offsets, members = clusterers.resolve(config.clusterer)(bits, keys, config)
     codes = coded(layer, config.profile_queries, config.code_size(keys.shape[2]), config.code_bits)
-    medoids = build(codes.codebook, keys, offsets, members, medoids=True).medoids
+    medoids = Medoids.build(keys, offsets, members)
     index = codes.laid_out(offsets, members, medoids)
     choose = selectors.resolve(config.selector)
     chosen = [
@@ -207,9 +207,9 @@ REMARK = (
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    contexts: tuple[int, ...] = (7424, 16384)
+    contexts: tuple[int, ...] = (7424, 0)
     """Of `workload.RECORDINGS`, in their order; 0 leaves one out."""
-    steps: int = 12
+    steps: int = 8
     """Test queries of each layer."""
     slowdown: float = 200.0
     """The drives deliver 1/`slowdown` of their rates."""

@@ -242,7 +242,7 @@ REMARK = (
 class Parameters:
     contexts: tuple[int, ...] = (7424, 7424)
     """Of `workload.RECORDINGS`, in their order; 0 leaves one out."""
-    steps: int = 512
+    steps: int = 256
     """Consecutive queries."""
     ratios: tuple[float, ...] = RATIOS
     """Of the cluster cache to the context."""

@@ -322,7 +322,7 @@ PAPER = (
 class Parameters:
     smollm2_context: int = 4096
     """Tokens before the first test token."""
-    gemma_context: int = 4096
+    gemma_context: int = 2048
     """0 leaves the model out."""
     tokens: int = 48
     """Test tokens."""

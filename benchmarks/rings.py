@@ -24,7 +24,7 @@ class Parameters:
     """Path of rings_bench; the newest one below build/ if empty."""
     paths: tuple[str, ...] = ()
     """Directories to read from, one per drive; one temporary directory if empty."""
-    repeats: int = 3
+    repeats: int = 1
     """Runs of the program, about a minute each."""
     timeout_s: float = 600.0
     """Limit of one run, in seconds."""

@@ -32,7 +32,7 @@ class Parameters:
     """Entries; all with 1,024 profiled queries."""
     longest: int = 1048576
     """Entries, with 256 profiled queries; 0 to leave it out."""
-    kmeans: int = 32768
+    kmeans: int = 16384
     """Entries that faiss k-means is timed on, of `lengths`; 0 to leave it out."""
 
 

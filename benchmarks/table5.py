@@ -49,9 +49,9 @@ REMARK = (
 class Parameters:
     model: str = "smollm2"
     text: str = "topics"
-    layers: tuple[int, ...] = (2, 10, 18, 26)
+    layers: tuple[int, ...] = (10, 26)
     context: int = 5632
-    steps: int = 2048
+    steps: int = 1024
     """Decoding steps after the window is full of decoded tokens."""
     probes: int = 32
     """Queries that recall is measured with, at the start and at the end."""

@@ -21,6 +21,15 @@ from benchmarks.peers.registry import PEERS, REFERENCE, SWARM, SWARM_EXACT
 from swarm_kv import models, texts
 from swarm_kv.cache import kv_bytes
 
+REMARK = (
+    "all decode the same tokens of the same text, in turn, in environments of their own "
+    "(`scripts/setup.sh peers`), with an ext4 on each drive. Files per layer go to the drives in "
+    "turn but are read one after another, so that one drive works at a time; oLLM and LMCache know "
+    "one directory. Rows with a warm page cache hold the whole KV in memory, which the memory "
+    "column does not count. kvpress drops entries for good and uses no drives. transformers' "
+    "offloaded cache needs a CUDA device. Of oLLM only its cache runs here, with the model in "
+    "memory; its other requirements compile CUDA kernels."
+)
 STORE_DRIVE_BYTES = 512 << 20
 CHECKED = (64 << 10,)
 EXACT = 1e-3
@@ -36,8 +45,8 @@ class Parameters:
     source: str = "topics"
     """Text, see `swarm_kv.texts`."""
     context: int = 6144
-    repeats: int = 3
-    steps: int = 6
+    repeats: int = 2
+    steps: int = 4
     """Tokens per repetition."""
     compared: int = 64
     """Tokens over which lossy peers are compared with full attention."""

@@ -98,8 +98,8 @@ def test_recall_tells_selectors_from_a_function_that_does_not_look(
 
     assert recall("codes", code_bits=8) > 0.99
     assert recall("codes") > 0.9
-    assert recall("two_level") > 0.9
-    # Random weights activate hardly anything together, so runs bring little here.
+    # Random weights activate hardly anything together, so clusters and runs bring little here.
+    assert recall("two_level", max_size=64) > 0.9
     assert recall("interval", request_cost=1.5) > 0.75
     assert recall(first) < 0.7
 
