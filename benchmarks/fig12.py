@@ -21,6 +21,12 @@ PAPER = (
     "Algorithm 1 has 1.14 times lower latency than Medoid Only and 1.33 times lower than No "
     "Replica."
 )
+REMARK = (
+    "With the paper's selector about as far ahead of both; without copies recall falls too, from "
+    "0.84 to 0.75. With the default selector, which reads what it wants from any layout, recall "
+    "is the same everywhere and the clusterers are 5 to 20 % apart: most of the paper's gain is "
+    "in selection."
+)
 CLUSTERERS = ("swarm", "medoid_only", "no_replica", "hypergraph")
 """`hypergraph` is ours, and the default."""
 SELECTORS = ("medoid", "interval")

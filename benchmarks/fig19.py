@@ -21,6 +21,11 @@ PAPER = (
     "Throughput stays effective over the radius and when the data set shifts (no numbers in the "
     "text)."
 )
+REMARK = (
+    "Within 8 % from 0.3 to 0.9, and no worse on shifted data: the default selector does not "
+    "depend on clusters to find entries. Smaller radii are a little faster, as copies spread "
+    "neighbours."
+)
 DATA = {"prose": ("topics", None), "code": ("stdlib", None), "shifted": ("topics", "stdlib")}
 """Text of the context, and of what follows it if that is another one."""
 DRIVES = 4

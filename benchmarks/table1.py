@@ -12,10 +12,8 @@ from typing import Any
 from benchmarks import plots, workload
 from benchmarks.harness import Report
 
-PAPER = (
-    "GPT-3 in FP16, 326 GB of weights: 144 GB (0.44x) at 32K to 2.25 TB (7.07x) at 512K. Ours is "
-    "the same, as 4.5 MiB per token; the paper's units are binary."
-)
+PAPER = "GPT-3 in FP16, 326 GB of weights: 144 GB (0.44x) at 32K to 2.25 TB (7.07x) at 512K."
+REMARK = "The same, from 4.5 MiB per token; the paper's units are binary."
 GPT3_BYTES_PER_TOKEN = 2 * 96 * 12288 * 2
 """K and V, 96 layers of width 12288, 16 bits."""
 GPT3_WEIGHTS = 326 << 30
