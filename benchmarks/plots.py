@@ -14,6 +14,9 @@ WIDTH, HEIGHT = 6.0, 3.8
 BAR_SHARE = 0.8
 """Of the room of a group of bars that the bars fill."""
 
+TICKS_APART = 1.4
+"""Least factor between two places that are written at a logarithmic axis."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
@@ -109,7 +112,10 @@ def _lines(axis: Any, panel: Panel, found: dict[str, list[Point]]) -> None:
         )
     if panel.log_x:
         axis.set_xscale("log", base=2)
-        ticks = sorted({float(point.x) for points in found.values() for point in points})
+        ticks: list[float] = []
+        for place in sorted({float(point.x) for points in found.values() for point in points}):
+            if not ticks or place >= TICKS_APART * ticks[-1]:
+                ticks.append(place)
         axis.set_xticks(ticks, [_short(tick) for tick in ticks], minor=False)
     if panel.log_y:
         axis.set_yscale("log")
