@@ -49,9 +49,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Of the default: they change the error of the output, or the bytes of an entry."""
 
 REMARK = (
-    "selectors differ most where few entries are read. `estimate_unfetched` and codecs leave the "
-    "recall as it is: see the error of the output. Codecs save up to 2 and 3.5 times the I/O time "
-    "and are off by default, because with them reading everything is no longer full attention."
+    "no selector finds more in the time that the default reads, at any budget. "
+    "`estimate_unfetched` leaves the recall as it is and lowers the error of the output by two "
+    "fifths; over a whole model that did not show. `int8` and `kivi4` save 1.9 and 2.9 times the "
+    "I/O time at 10 % of the context and 4 KiB, for 1.1 and 1.6 times the error; they are off by "
+    "default, because with them reading everything is no longer full attention."
 )
 
 
