@@ -159,3 +159,28 @@ def _compare_with_files(rows: dict[str, decoding.Row], report: Report) -> None:
 
 
 PARTS = {"models": run_models, "stores": run_stores}
+
+
+COLUMNS = {
+    "tokens per second": ("tokens/s", 1.0),
+    "read per token": ("read, MiB/token", 2**-20),
+    "memory for KV": ("memory for KV, MiB", 2**-20),
+    "max |logit - full|": ("largest difference of a logit", 1.0),
+    "mean KL(full || this)": ("KL, nats", 1.0),
+    "same first token": ("same first token", 1.0),
+}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The peers as one table, for the page."""
+    found: dict[str, dict[str, float]] = {}
+    for measured in result["measurements"]:
+        peer, _, name = measured["name"].partition(": ")
+        if name in COLUMNS:
+            found.setdefault(peer, {})[name] = measured["median"] * COLUMNS[name][1]
+    rows = ["| | " + " | ".join(title for title, _ in COLUMNS.values()) + " |"]
+    rows.append("|---|" + "---:|" * len(COLUMNS))
+    for peer, values in found.items():
+        cells = [f"{values[name]:.3g}" if name in values else "" for name in COLUMNS]
+        rows.append(f"| {peer} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
