@@ -56,16 +56,14 @@ QUICK = {"context": 2048, "layers": (10,), "steps": 8}
 
 def run(parameters: Parameters, report: Report) -> None:
     """Latency and recall of each clusterer, by each selector."""
-    layers = [
-        workload.widened(layer, parameters.entry_bytes)
-        for layer in workload.recorded(
-            parameters.model,
-            parameters.text,
-            context=parameters.context,
-            steps=parameters.steps + 1,
-            layers=parameters.layers,
-        )
-    ]
+    layers = workload.recorded(
+        parameters.model,
+        parameters.text,
+        context=parameters.context,
+        steps=parameters.steps + 1,
+        layers=parameters.layers,
+        entry_bytes=parameters.entry_bytes,
+    )
     models = [PM9A3.slower(parameters.slowdown)] * DRIVES
     bar = tqdm(total=len(SELECTORS) * len(CLUSTERERS), desc="fig12", disable=None)
     with checked_drives(models, DRIVE_BYTES, report) as drives:

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import decoding, plots, workload
-from benchmarks.drives import OPTANE_900P, PM9A3, DriveModel, checked_drives
+from benchmarks.drives import checked_drives, drive_sets
 from benchmarks.harness import Report
 from benchmarks.methods import METHODS
 
@@ -58,23 +58,16 @@ class Parameters:
 QUICK = {"context": 2048, "layers": (10,), "steps": 6, "sets": ("4 drives", "8 drives")}
 
 
-def drive_sets(slowdown: float) -> dict[str, list[DriveModel]]:
-    fast, slow = PM9A3.slower(slowdown), OPTANE_900P.slower(slowdown)
-    return {"4 drives": [fast] * 4, "8 drives": [fast] * 8, "4 + 4 mixed": [fast, slow] * 4}
-
-
 def run(parameters: Parameters, report: Report) -> None:
     """Latency and bandwidth of every placement on every set of drives."""
-    layers = [
-        workload.widened(layer, parameters.entry_bytes)
-        for layer in workload.recorded(
-            parameters.model,
-            parameters.text,
-            context=parameters.context,
-            steps=parameters.steps + 1,
-            layers=parameters.layers,
-        )
-    ]
+    layers = workload.recorded(
+        parameters.model,
+        parameters.text,
+        context=parameters.context,
+        steps=parameters.steps + 1,
+        layers=parameters.layers,
+        entry_bytes=parameters.entry_bytes,
+    )
     ready = {
         way: [decoding.prefilled(layer, **settings) for layer in layers]
         for way, settings in {**WAYS, BASELINE: METHODS["No Cluster"]}.items()

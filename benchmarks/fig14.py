@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import plots, workload
-from benchmarks.drives import OPTANE_900P, PM9A3, DriveModel, Drives, checked_drives
+from benchmarks.drives import DriveModel, Drives, checked_drives, drive_sets
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, clusterers, selectors
 from swarm_kv.medoids import Medoids
@@ -96,11 +96,6 @@ class Cost:
     seconds: float
     bytes: float
     requests: float
-
-
-def drive_sets(slowdown: float) -> dict[str, list[DriveModel]]:
-    fast, slow = PM9A3.slower(slowdown), OPTANE_900P.slower(slowdown)
-    return {"4 drives": [fast] * 4, "8 drives": [fast] * 8, "4 + 4 mixed": [fast, slow] * 4}
 
 
 def select(layer: LayerTrace, case: Case, steps: int) -> Layer:

@@ -124,10 +124,13 @@ def run(parameters: Parameters, report: Report) -> None:
             bar.update()
         for context in parameters.recorded:
             (layer,) = workload.recorded(
-                "gemma3", context=context, steps=parameters.steps + 1, layers=(parameters.layer,)
+                "gemma3",
+                context=context,
+                steps=parameters.steps + 1,
+                layers=(parameters.layer,),
+                entry_bytes=4 * KV_HEADS * DIM,
             )
-            wide = workload.widened(layer, 4 * KV_HEADS * DIM)
-            with decoding.decoding(wide, drives) as decoder:
+            with decoding.decoding(layer, drives) as decoder:
                 decoder.steps(1, judged=False)
                 title = f"Gemma 3, recorded, batch 1, context {context}"
                 _measure(report, title, decoder.steps(parameters.steps))

@@ -72,11 +72,14 @@ def run(parameters: Parameters, report: Report) -> None:
     with checked_drives(models, DRIVE_BYTES, report, checked=CHECKED) as drives:
         for model, number, context in tqdm(cases, desc="fig17", disable=None):
             (layer,) = workload.recorded(
-                model, context=context, steps=parameters.steps + 1, layers=(number,)
+                model,
+                context=context,
+                steps=parameters.steps + 1,
+                layers=(number,),
+                entry_bytes=parameters.entry_bytes,
             )
-            wide = workload.widened(layer, parameters.entry_bytes)
             ready = {
-                method: [decoding.prefilled(wide, **settings)]
+                method: [decoding.prefilled(layer, **settings)]
                 for method, settings in METHODS.items()
             }
             known: dict[str, list[decoding.Cost]] = {}

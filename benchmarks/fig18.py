@@ -70,16 +70,14 @@ QUICK = {
 
 def run(parameters: Parameters, report: Report) -> None:
     """Throughput, bandwidth and recall of every method on every number of drives."""
-    layers = [
-        workload.widened(layer, parameters.entry_bytes)
-        for layer in workload.recorded(
-            parameters.model,
-            parameters.text,
-            context=parameters.context,
-            steps=(parameters.steps + 1) * parameters.batch,
-            layers=parameters.layers,
-        )
-    ]
+    layers = workload.recorded(
+        parameters.model,
+        parameters.text,
+        context=parameters.context,
+        steps=(parameters.steps + 1) * parameters.batch,
+        layers=parameters.layers,
+        entry_bytes=parameters.entry_bytes,
+    )
     models = [PM9A3.slower(parameters.slowdown)] * max(parameters.drives)
     bar = tqdm(total=len(METHODS) * len(parameters.drives), desc="fig18", disable=None)
     with checked_drives(models, DRIVE_BYTES, report) as drives:
@@ -102,14 +100,14 @@ def run(parameters: Parameters, report: Report) -> None:
                 bar.update()
             if method == OURS:
                 shares = {}
-                for kind, settings in LARGE.items():
+                for kind, memory in LARGE.items():
                     large = decoding.costs(
                         ready,
                         drives,
                         parameters.steps,
                         batch=parameters.batch,
                         sparsity=parameters.large,
-                        **settings,
+                        **memory,
                     )
                     title = f"{method}, {kind}, {len(drives.models)} drives"
                     shares[kind] = measure(report, title, drives, large)

@@ -61,18 +61,16 @@ def run(parameters: Parameters, report: Report) -> None:
     bar = tqdm(total=len(DATA) * len(parameters.taus), desc="fig19", disable=None)
     with checked_drives(models, DRIVE_BYTES, report) as drives:
         for title, (text, follows) in DATA.items():
-            layers = [
-                workload.widened(layer, parameters.entry_bytes)
-                for layer in workload.recorded(
-                    parameters.model,
-                    text,
-                    context=parameters.context,
-                    steps=parameters.steps + 1,
-                    stride=parameters.stride,
-                    layers=parameters.layers,
-                    follows=follows,
-                )
-            ]
+            layers = workload.recorded(
+                parameters.model,
+                text,
+                context=parameters.context,
+                steps=parameters.steps + 1,
+                stride=parameters.stride,
+                layers=parameters.layers,
+                follows=follows,
+                entry_bytes=parameters.entry_bytes,
+            )
             rates = {}
             for tau in parameters.taus:
                 bar.update()

@@ -44,16 +44,14 @@ QUICK = {"context": 2048, "sparsities": (0.03, 0.10, 0.30), "steps": 6}
 
 def run(parameters: Parameters, report: Report) -> None:
     """Throughput and recall of every method at every sparsity."""
-    layers = [
-        workload.widened(layer, parameters.entry_bytes)
-        for layer in workload.recorded(
-            parameters.model,
-            parameters.text,
-            context=parameters.context,
-            steps=parameters.steps + 1,
-            layers=parameters.layers,
-        )
-    ]
+    layers = workload.recorded(
+        parameters.model,
+        parameters.text,
+        context=parameters.context,
+        steps=parameters.steps + 1,
+        layers=parameters.layers,
+        entry_bytes=parameters.entry_bytes,
+    )
     models = [PM9A3.slower(parameters.slowdown)] * DRIVES
     gains = {}
     with checked_drives(models, DRIVE_BYTES, report) as drives:

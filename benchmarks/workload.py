@@ -88,6 +88,7 @@ def recorded(
     stride: int = 1,
     layers: Sequence[int] | None = None,
     follows: str | None = None,
+    entry_bytes: int | None = None,
 ) -> list[LayerTrace]:
     """Layers of `model` on the first tokens of `text`.
 
@@ -98,6 +99,7 @@ def recorded(
         steps: test queries; every `stride`-th of the last tokens is one.
         layers: which ones; those of `RECORDINGS` if not given.
         follows: text that comes behind context and window, if not `text` goes on.
+        entry_bytes: that layers are `widened` to; as recorded if not given.
     """
     tokens = context + WINDOW + steps * stride
     longest = RECORDINGS[model].longest
@@ -114,7 +116,7 @@ def recorded(
         parts = ((text, context + WINDOW), (follows, steps * stride))
     settings = trace.Settings(context, WINDOW, SINKS, stride=stride)
     whole = _whole(model, parts)
-    return [
+    found = [
         trace.layer_trace(
             number,
             *(tensor[:, :tokens].contiguous() for tensor in (own.q, own.k, own.v)),
@@ -124,6 +126,7 @@ def recorded(
         for number, own in whole.layers.items()
         if layers is None or number in layers
     ]
+    return found if entry_bytes is None else [widened(layer, entry_bytes) for layer in found]
 
 
 @functools.lru_cache(maxsize=2)

@@ -10,6 +10,7 @@ import torch
 from benchmarks import fig15
 from benchmarks.harness import Report
 from swarm_kv.trace import LayerTrace, Settings, layer_trace
+from tests.groups import GROUPS, Groups
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -17,17 +18,11 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def layer() -> LayerTrace:
     """Queries that look for one of eight groups of entries and change slowly."""
-    random = torch.Generator().manual_seed(2)
-    tokens, dim, groups = 1300, 32, 8
-    centres = torch.nn.functional.normalize(torch.randn(groups, dim, generator=random), dim=-1)
-    group = torch.randint(groups, (tokens,), generator=random)
-    k = centres[group][None] + torch.randn(1, tokens, dim, generator=random) * 0.15
-    topics = torch.randint(groups, (tokens // 20 + 1,), generator=random)
-    wanted = centres[topics.repeat_interleave(20)[:tokens]]
-    q = 12 * wanted[None].repeat(2, 1, 1) + torch.randn(2, tokens, dim, generator=random)
-    v = torch.randn(1, tokens, dim, generator=random)
+    groups = Groups(1300)
+    topics = torch.randint(GROUPS, (1300 // 20 + 1,), generator=groups.random)
+    wanted = groups.centres[topics.repeat_interleave(20)[:1300]]
     settings = Settings(context=1024, window=64, sinks=4, sparsity=0.1, stride=1)
-    return layer_trace(0, q, k, v, scale=1.0, settings=settings)
+    return layer_trace(0, *groups.activity(wanted), scale=1.0, settings=settings)
 
 
 def test_every_policy_is_compared_and_goals_are_checked(layer: LayerTrace) -> None:

@@ -11,21 +11,17 @@ from benchmarks import decoding, workload
 from benchmarks.drives import PM9A3
 from swarm_kv.errors import ArgumentError
 from swarm_kv.trace import LayerTrace, Settings, layer_trace
+from tests.groups import GROUPS, Groups
 
 
 @pytest.fixture(scope="module")
 def layer() -> LayerTrace:
     """Queries that want a few of eight scattered groups of entries."""
-    random = torch.Generator().manual_seed(2)
-    tokens, dim, groups = 1400, 32, 8
-    centres = torch.nn.functional.normalize(torch.randn(groups, dim, generator=random), dim=-1)
-    group = torch.randint(groups, (tokens,), generator=random)
-    k = centres[group][None] + torch.randn(1, tokens, dim, generator=random) * 0.15
-    wanted = centres[torch.randint(groups, (tokens,), generator=random)]
-    q = 12 * wanted[None].repeat(2, 1, 1) + torch.randn(2, tokens, dim, generator=random)
-    v = 1 + torch.randn(1, tokens, dim, generator=random)
+    groups = Groups(1400)
+    wanted = groups.centres[torch.randint(GROUPS, (1400,), generator=groups.random)]
+    q, k, v = groups.activity(wanted)
     settings = Settings(context=1024, window=256, sinks=4, sparsity=0.1, stride=8)
-    tensors = (tensor.half() for tensor in (q, k, v))
+    tensors = (tensor.half() for tensor in (q, k, 1 + v))
     return layer_trace(0, *tensors, scale=1.0, settings=settings)
 
 

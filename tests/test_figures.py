@@ -83,8 +83,19 @@ def layer(context, tests, stride=1):
 def stand_ins(monkeypatch):
     """Files in place of drives, and a synthetic layer in place of recorded ones."""
 
-    def recorded(model, text="topics", *, context, steps, stride=1, layers=None, follows=None):
-        return [layer(context, steps, stride)]
+    def recorded(
+        model,
+        text="topics",
+        *,
+        context,
+        steps,
+        stride=1,
+        layers=None,
+        follows=None,
+        entry_bytes=None,
+    ):
+        made = layer(context, steps, stride)
+        return [made if entry_bytes is None else workload.widened(made, entry_bytes)]
 
     def nowhere(size):
         raise harness.Unavailable("no FUSE")

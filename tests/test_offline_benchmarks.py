@@ -9,22 +9,16 @@ from benchmarks import harness, pareto, scale, synthetic, table4
 from benchmarks.harness import Report
 from swarm_kv import ops
 from swarm_kv.trace import LayerTrace, Settings, layer_trace
+from tests.groups import GROUPS, Groups
 
 
 @pytest.fixture(scope="module")
 def layer() -> LayerTrace:
     """Eight groups of entries that are wanted together, scattered over the sequence."""
-    random = torch.Generator().manual_seed(2)
-    tokens, dim, groups = 1300, 32, 8
-    centres = torch.nn.functional.normalize(torch.randn(groups, dim, generator=random), dim=-1)
-    group = torch.randint(groups, (tokens,), generator=random)
-    noise = torch.randn(1, tokens, dim, generator=random) * 0.15
-    k = centres[group][None] + noise
-    wanted = centres[torch.randint(groups, (tokens,), generator=random)]
-    q = 12 * wanted[None].repeat(2, 1, 1) + torch.randn(2, tokens, dim, generator=random)
-    v = torch.randn(1, tokens, dim, generator=random)
+    groups = Groups(1300)
+    wanted = groups.centres[torch.randint(GROUPS, (1300,), generator=groups.random)]
     settings = Settings(context=1024, window=64, sinks=4, sparsity=0.1, stride=32)
-    return layer_trace(0, q, k, v, scale=1.0, settings=settings)
+    return layer_trace(0, *groups.activity(wanted), scale=1.0, settings=settings)
 
 
 def test_the_front_tells_a_default_that_is_beaten() -> None:

@@ -14,6 +14,7 @@ from benchmarks.drives import PM9A3, stand_in_drives
 from benchmarks.fig14 import Case, Cost
 from benchmarks.harness import Report, Unavailable
 from swarm_kv.trace import LayerTrace, Settings, layer_trace
+from tests.groups import GROUPS, Groups
 
 
 @pytest.fixture
@@ -59,16 +60,11 @@ def test_reads_are_compared_with_fio_where_files_stand_in(without_fuse, monkeypa
 @pytest.fixture(scope="module")
 def layer() -> LayerTrace:
     """Queries that want two of eight groups of entries, the groups scattered over the sequence."""
-    random = torch.Generator().manual_seed(2)
-    tokens, dim, groups = 1300, 32, 8
-    centres = torch.nn.functional.normalize(torch.randn(groups, dim, generator=random), dim=-1)
-    group = torch.randint(groups, (tokens,), generator=random)
-    k = centres[group][None] + torch.randn(1, tokens, dim, generator=random) * 0.15
-    wanted = centres[torch.randint(groups, (2, tokens), generator=random)].sum(0)
-    q = 12 * wanted[None].repeat(2, 1, 1) + torch.randn(2, tokens, dim, generator=random)
-    v = torch.randn(1, tokens, dim, generator=random)
+    groups = Groups(1300)
+    pairs = torch.randint(GROUPS, (2, 1300), generator=groups.random)
+    wanted = groups.centres[pairs].sum(0)
     settings = Settings(context=1024, window=64, sinks=4, sparsity=0.1, stride=32)
-    return layer_trace(0, q, k, v, scale=1.0, settings=settings)
+    return layer_trace(0, *groups.activity(wanted), scale=1.0, settings=settings)
 
 
 CASE = Case("small", "sequential")

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.drives import fio
 from benchmarks.drives.daemon import SimulatedDrive, simulated_drive
-from benchmarks.drives.model import OPTANE_900P, PM9A3, UNLIMITED, DriveModel
+from benchmarks.drives.model import OPTANE_900P, PM9A3, UNLIMITED, DriveModel, drive_sets
 from benchmarks.harness import Report, Unavailable
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "DriveModel",
     "Drives",
     "checked_drives",
+    "drive_sets",
     "fio",
     "stand_in_drives",
 ]

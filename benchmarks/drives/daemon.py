@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 import os
 import pathlib
-import select
 import subprocess
 import tempfile
 from collections.abc import Iterator
 
+from benchmarks.drives.child import kept
 from benchmarks.harness import ROOT, Unavailable
 
 SOURCE = pathlib.Path(__file__).with_name("simulated_ssd.cpp")
@@ -72,39 +72,15 @@ def simulated_drive(size: int) -> Iterator[SimulatedDrive]:
     """
     executable = program()
     mount = pathlib.Path(tempfile.mkdtemp(prefix="swarm_kv_drive_"))
-    with tempfile.TemporaryFile("w+") as messages:
-        # In a session of its own: Ctrl-C is for the benchmark, which still has files to close.
-        daemon = subprocess.Popen(
-            [executable, mount, str(size)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            start_new_session=True,
-        )
-        try:
-            assert daemon.stdout is not None
-            readable, _, _ = select.select([daemon.stdout], [], [], START_SECONDS)
-            if not readable or daemon.stdout.readline() != b"ready\n":
-                messages.seek(0)
-                reason = messages.read().strip() or "no answer"
-                raise Unavailable(f"no FUSE file system can be mounted here: {reason}")
-            yield SimulatedDrive(mount)
-        finally:
-            _stop(daemon, mount)
-
-
-def _stop(daemon: subprocess.Popen[bytes], mount: pathlib.Path) -> None:
-    assert daemon.stdin is not None
-    assert daemon.stdout is not None
-    daemon.stdin.close()
-    daemon.stdout.close()
+    ended = None
     try:
-        daemon.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
-    # It has done both, unless it was killed.
-    if os.path.ismount(mount) or daemon.returncode < 0:
-        subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
-    with contextlib.suppress(FileNotFoundError):
-        mount.rmdir()
+        command = [executable, mount, str(size)]
+        refused = "no FUSE file system can be mounted here"
+        with kept(command, refused, START_SECONDS, STOP_SECONDS) as ended:
+            yield SimulatedDrive(mount)
+    finally:
+        # It has done both, unless it was killed.
+        if os.path.ismount(mount) or ended is None or ended.returncode < 0:
+            subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
+        with contextlib.suppress(FileNotFoundError):
+            mount.rmdir()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import select
-import subprocess
 import tempfile
 from collections.abc import Iterator
 
 from benchmarks.drives import Drives
-from benchmarks.harness import Unavailable
+from benchmarks.drives.child import kept
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -60,29 +58,6 @@ def file_systems(drives: Drives) -> Iterator[tuple[pathlib.Path, ...]]:
 @contextlib.contextmanager
 def _mounted(drive: pathlib.Path) -> Iterator[pathlib.Path]:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="swarm_kv_files_"))
-    with tempfile.TemporaryFile("w+") as messages:
-        # In a session of its own: Ctrl-C is for the benchmark, which still has files to close.
-        keeper = subprocess.Popen(
-            ["sh", "-c", SCRIPT, "sh", drive, folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            start_new_session=True,
-        )
-        assert keeper.stdin is not None
-        assert keeper.stdout is not None
-        try:
-            readable, _, _ = select.select([keeper.stdout], [], [], START_SECONDS)
-            if not readable or keeper.stdout.readline() != b"ready\n":
-                messages.seek(0)
-                reason = messages.read().strip() or "no answer"
-                raise Unavailable(f"no file system can be made on {drive}: {reason}")
-            yield folder
-        finally:
-            keeper.stdin.close()
-            keeper.stdout.close()
-            try:
-                keeper.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                keeper.kill()
-                keeper.wait()
+    command = ["sh", "-c", SCRIPT, "sh", drive, folder]
+    with kept(command, f"no file system can be made on {drive}", START_SECONDS, STOP_SECONDS):
+        yield folder

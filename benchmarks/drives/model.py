@@ -61,3 +61,9 @@ OPTANE_900P = DriveModel("900P", 0.55e6, 2.5e9, 10e-6)
 UNLIMITED = DriveModel("unlimited", 0, 0, 0)
 """The paper's two drives (§8.1): random reads of 4 KiB per second, sequential reads, and the
 latency of one read at low load."""
+
+
+def drive_sets(slowdown: float) -> dict[str, list[DriveModel]]:
+    """Sets of the paper's drives at 1/`slowdown` of their rates, by name."""
+    fast, slow = PM9A3.slower(slowdown), OPTANE_900P.slower(slowdown)
+    return {"4 drives": [fast] * 4, "8 drives": [fast] * 8, "4 + 4 mixed": [fast, slow] * 4}
