@@ -66,7 +66,7 @@ class BlockDevice : public std::enable_shared_from_this<BlockDevice> {
   // Fixed-buffer I/O for transfers inside `region`, of any alignment. False where the engine has
   // none, or where the kernel or the memlock limit refuses: everything works all the same, and
   // notes() tells of a refusal. The region must be unregistered before its memory is freed, else
-  // the kernel goes on using the old pages.
+  // the kernel goes on using the old pages. For engine "gds" it may be memory of a GPU, see there.
   bool register_buffer(std::span<std::byte> region);
   void unregister_buffer(std::span<std::byte> region);
 

@@ -21,6 +21,7 @@ class DriveFile {
   DriveFile& operator=(const DriveFile&) = delete;
 
   int fd() const { return fd_; }
+  bool ephemeral() const { return ephemeral_; }  // an unlinked file of our own
   const Geometry& geometry() const { return geometry_; }
   uint64_t capacity() const { return capacity_; }  // bytes usable when opened
   const std::vector<std::string>& notes() const { return notes_; }

@@ -18,7 +18,7 @@ struct EngineContext {
   bool shared_ring = true;
   uint32_t total_depth = 0;      // sum of their queue depths
   std::size_t devices = 0;       // how many there are
-  std::shared_ptr<void> shared;  // owned by the engine: a ring, a clock; empty for the first drive
+  std::shared_ptr<void> shared;  // owned by the engine, as a ring; empty for the first drive
 };
 
 using EngineFactory = EngineResult (*)(const DeviceOptions& options, EngineContext& context);

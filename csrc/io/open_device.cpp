@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <set>
 #include <string>
 #include <system_error>
 
 #include "io/engine.h"
 #include "io/error.h"
+#include "io/gds_device.h"
 #include "io/memory_device.h"
 #include "io/simulated_device.h"
 #include "io/thread_device.h"
@@ -21,12 +23,12 @@ struct Engine {
   EngineFactory open;
 };
 
+constexpr std::string_view kGds = "gds";
+
 // The registry: a new engine is a file of its own and a line here.
 constexpr std::array kEngines = {
-    Engine{"io_uring", open_uring},
-    Engine{"threads", open_threads},
-    Engine{"memory", open_memory},
-    Engine{"simulated", open_simulated},
+    Engine{"io_uring", open_uring}, Engine{"threads", open_threads},     Engine{kGds, open_gds},
+    Engine{"memory", open_memory},  Engine{"simulated", open_simulated},
 };
 
 constexpr std::string_view kAuto = "auto";
@@ -72,6 +74,32 @@ void check(const DeviceOptions& options) {
   }
 }
 
+// The engine that serves a drive, and why it is not the one that was asked for.
+struct Choice {
+  std::string engine;
+  std::string note = {};
+};
+
+Choice choose(const DeviceOptions& options) {
+  if (options.engine == kAuto) {
+    const int error = UringQueue::probe();
+    if (error == 0) return {"io_uring"};
+    return {"threads", "io_uring cannot be used here (" + std::generic_category().message(error) +
+                           ", errno " + std::to_string(error) +
+                           "), engine \"threads\" reads and writes instead; in a container allow "
+                           "the io_uring system calls in its seccomp profile, elsewhere set "
+                           "kernel.io_uring_disabled to 0"};
+  }
+  if (options.engine == kGds) {
+    const std::string obstacle = gds_obstacle(options);
+    if (obstacle.empty()) return {options.engine};
+    const std::string next = UringQueue::probe() == 0 ? "io_uring" : "threads";
+    return {next, "GPUDirect Storage cannot be used here: " + obstacle + "; engine \"" + next +
+                      "\" reads and writes instead"};
+  }
+  return {options.engine};
+}
+
 }  // namespace
 
 std::vector<std::string_view> engine_names() {
@@ -85,21 +113,13 @@ std::vector<std::shared_ptr<BlockDevice>> open_devices(const std::vector<DeviceO
   std::vector<DeviceOptions> resolved = options;
   std::vector<std::size_t> engines;
   std::array<EngineContext, kEngines.size()> contexts;
-  std::string fallback;
+  std::vector<std::string> notes;
   for (std::size_t i = 0; i < resolved.size(); ++i) {
     DeviceOptions& each = resolved[i];
     check(each);
-    if (each.engine == kAuto) {
-      const int error = UringQueue::probe();
-      each.engine = error == 0 ? "io_uring" : "threads";
-      if (error != 0) {
-        fallback = "io_uring cannot be used here (" + std::generic_category().message(error) +
-                   ", errno " + std::to_string(error) +
-                   "), engine \"threads\" reads and writes instead; in a container allow the "
-                   "io_uring system calls in its seccomp profile, elsewhere set "
-                   "kernel.io_uring_disabled to 0";
-      }
-    }
+    Choice choice = choose(each);
+    each.engine = std::move(choice.engine);
+    notes.push_back(std::move(choice.note));
     if (each.label.empty()) {
       each.label = each.path.empty() ? each.engine + "#" + std::to_string(i) : each.path;
     }
@@ -110,12 +130,11 @@ std::vector<std::shared_ptr<BlockDevice>> open_devices(const std::vector<DeviceO
     ++context.devices;
   }
   std::vector<std::shared_ptr<BlockDevice>> devices;
+  std::set<std::string> told = {""};
   for (std::size_t i = 0; i < resolved.size(); ++i) {
     devices.push_back(kEngines[engines[i]].open(resolved[i], contexts[engines[i]]));
-    if (!fallback.empty() && options[i].engine == kAuto) {
-      devices.back()->note(fallback);  // on the first drive that it concerns: it holds for all
-      fallback.clear();
-    }
+    // On the first drive that it concerns: it holds for all.
+    if (told.insert(notes[i]).second) devices.back()->note(notes[i]);
   }
   return devices;
 }

@@ -17,11 +17,13 @@ struct DeviceOptions {
   // nothing) is made there. "raw:/path": an existing regular file or block device is used in place,
   // never created, truncated or unlinked. Unused by the engines "memory" and "simulated".
   std::string path;
-  std::string engine = "auto";  // one of engine_names(), or auto: io_uring, else threads
-  bool direct = true;           // bypass the page cache where a probe shows that it works
-  bool read_only = false;       // raw paths only
-  uint32_t queue_depth = 128;   // requests in flight on this drive, 1..4096
-  uint32_t threads = 8;         // engine "threads": transfers at once on this drive, 1..256
+  // One of engine_names(), or auto: io_uring, else threads. gds: as auto where cuFile does not
+  // work.
+  std::string engine = "auto";
+  bool direct = true;          // bypass the page cache where a probe shows that it works
+  bool read_only = false;      // raw paths only
+  uint32_t queue_depth = 128;  // requests in flight on this drive, 1..4096
+  uint32_t threads = 8;        // engines "threads" and "gds": transfers at once, 1..256
   std::chrono::milliseconds timeout{30000};  // of the blocking calls
   std::string label;            // name in messages; default: path, or engine and position
   uint32_t block = 0;           // bytes, power of two; 0: the drive's own. Larger than it: allowed

@@ -21,6 +21,7 @@
 #include "io/faulty_device.h"
 #include "io/open_device.h"
 #include "io/uring_queue.h"
+#include "tests/stand_ins.h"
 
 namespace swarm_kv::io {
 namespace {
@@ -57,7 +58,6 @@ struct EngineCase {
   bool shared_ring = true;
   bool direct = true;
   bool faulty = false;  // behind a FaultyDevice without rules
-  bool in_files() const { return engine == "io_uring" || engine == "threads"; }
 };
 
 class EngineTest : public testing::TestWithParam<EngineCase> {
@@ -66,6 +66,7 @@ class EngineTest : public testing::TestWithParam<EngineCase> {
     if (GetParam().engine == "io_uring" && UringQueue::probe() != 0) {
       GTEST_SKIP() << "io_uring is refused here: " << std::strerror(UringQueue::probe());
     }
+    if (GetParam().engine == "gds") load_stand_in(SWARM_KV_CUFILE_STAND_IN);
     std::string name = std::filesystem::temp_directory_path() / "swarm_kv_io_XXXXXX";
     ASSERT_NE(mkdtemp(name.data()), nullptr);
     directory_ = name;
@@ -87,6 +88,7 @@ class EngineTest : public testing::TestWithParam<EngineCase> {
     }
     auto devices = open_devices(options, GetParam().shared_ring);
     for (auto& device : devices) {
+      EXPECT_EQ(device->engine(), GetParam().engine);  // none has fallen back to another
       if (GetParam().faulty) device = std::make_shared<FaultyDevice>(device);
       device->reserve(kCapacity);
     }
@@ -333,10 +335,10 @@ TEST_P(EngineTest, RegisteredBuffersGiveTheSameBytes) {
   const auto data = noise(bytes, 11);
   for (const auto& device : devices) {
     const bool registered = device->register_buffer(region);
-    if (GetParam().engine != "io_uring") {
-      EXPECT_FALSE(registered);
-    } else {
+    if (GetParam().engine == "io_uring") {
       EXPECT_TRUE(registered || !device->notes().empty());  // a refusal is explained
+    } else {
+      EXPECT_EQ(registered, GetParam().engine == "gds");
     }
     std::memcpy(memory.get(), data.data(), bytes);
     Batch batch;
@@ -475,6 +477,7 @@ INSTANTIATE_TEST_SUITE_P(
                     EngineCase{"io_uring_buffered", "io_uring", true, false},
                     EngineCase{"threads", "threads"},
                     EngineCase{"threads_buffered", "threads", true, false},
+                    EngineCase{"gds", "gds"}, EngineCase{"gds_buffered", "gds", true, false},
                     EngineCase{"memory", "memory"}, EngineCase{"simulated", "simulated"},
                     EngineCase{"faulty_io_uring", "io_uring", true, true, true},
                     EngineCase{"faulty_threads", "threads", true, true, true},

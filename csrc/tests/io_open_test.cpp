@@ -23,6 +23,7 @@
 #include "io/error.h"
 #include "io/open_device.h"
 #include "io/uring_queue.h"
+#include "tests/stand_ins.h"
 
 namespace swarm_kv::io {
 namespace {
@@ -36,6 +37,7 @@ class OpenTest : public testing::TestWithParam<std::string> {
     if (GetParam() == "io_uring" && UringQueue::probe() != 0) {
       GTEST_SKIP() << "io_uring is refused here: " << std::strerror(UringQueue::probe());
     }
+    if (GetParam() == "gds") load_stand_in(SWARM_KV_CUFILE_STAND_IN);
     std::string name = fs::temp_directory_path() / "swarm_kv_open_XXXXXX";
     ASSERT_NE(mkdtemp(name.data()), nullptr);
     directory_ = name;
@@ -123,7 +125,7 @@ TEST_P(OpenTest, BadOptionsAreNamed) {
     return refusal(changed, ErrorKind::kArgument);
   };
   expect_contains(with([](auto& o) { o.engine = "floppy"; }), "\"floppy\" is unknown");
-  expect_contains(with([](auto& o) { o.engine = "floppy"; }), "auto, io_uring, threads");
+  expect_contains(with([](auto& o) { o.engine = "floppy"; }), "auto, io_uring, threads, gds");
   expect_contains(with([](auto& o) { o.queue_depth = 0; }), "queue_depth = 0");
   expect_contains(with([](auto& o) { o.queue_depth = 5000; }), "between 1 and 4096");
   expect_contains(with([](auto& o) { o.threads = 0; }), "threads = 0");
@@ -285,7 +287,7 @@ TEST_P(OpenTest, ClosedDriveGivesItsSpaceBack) {
   EXPECT_EQ(open_files(), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(FileEngines, OpenTest, testing::Values("io_uring", "threads"),
+INSTANTIATE_TEST_SUITE_P(FileEngines, OpenTest, testing::Values("io_uring", "threads", "gds"),
                          [](const auto& info) { return info.param; });
 
 TEST(Auto, PicksAnEngineAndSaysWhy) {
