@@ -1,7 +1,6 @@
 #include "core/cluster_cache.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace swarm_kv {
@@ -10,17 +9,18 @@ namespace {
 constexpr int64_t kGrowthSlots = 64;
 }  // namespace
 
-ClusterCache::ClusterCache(EntryPool& pool, Budget& budget, const std::string& policy,
-                           const std::vector<DriveShape>& drives)
-    : pool_(pool), budget_(budget), policy_(policy), drives_(drives) {
+ClusterCache::ClusterCache(const CacheMemory& memory, Budget& budget, const std::string& policy,
+                           const std::vector<DriveShape>& drives, Residency Segment::* residency)
+    : memory_(memory), budget_(budget), policy_(policy), drives_(drives), residency_(residency) {
   budget_.set_yield([this](uint64_t bytes) { yield(bytes); });
 }
 
 void ClusterCache::prepare(Segment& segment) const {
-  segment.residency.slot.assign(segment.entries, -1);
-  segment.residency.policy = make_cache_policy(policy_);
-  segment.residency.policy->begin(segment, drives_);
-  segment.residency.sample.emplace(segment.entries, segment.id);
+  Residency& residency = of(segment);
+  residency.slot.assign(segment.entries, -1);
+  residency.policy = make_cache_policy(policy_);
+  residency.policy->begin(segment, drives_);
+  if (residency_ == &Segment::residency) residency.sample.emplace(segment.entries, segment.id);
 }
 
 void ClusterCache::add(Segment& segment) {
@@ -33,9 +33,9 @@ void ClusterCache::remove(Segment& segment) {
   if (found == segments_.end()) return;
   segments_.erase(found);
   total_entries_ -= segment.entries;
-  for (int32_t entry = 0; entry < segment.entries && segment.residency.cached > 0; ++entry) {
-    if (segment.residency.slot[entry] < 0) continue;
-    segment.residency.policy->erase(entry);
+  for (int32_t entry = 0; entry < segment.entries && of(segment).cached > 0; ++entry) {
+    if (of(segment).slot[entry] < 0) continue;
+    of(segment).policy->erase(entry);
     free_slot(segment, entry);
   }
 }
@@ -44,13 +44,13 @@ int64_t ClusterCache::share_of(const Segment& segment) const {
   if (total_entries_ == 0) return 0;
   const int64_t slots =
       static_cast<int64_t>(owners_.size()) + static_cast<int64_t>(budget_.free()) / slot_bytes();
-  return std::min(slots, pool_.cache_slots_max()) * segment.entries / total_entries_;
+  return std::min(slots, memory_.cache_slots_max()) * segment.entries / total_entries_;
 }
 
 bool ClusterCache::grow() {
   const int64_t room = static_cast<int64_t>(budget_.free()) / slot_bytes();
   const int64_t held = static_cast<int64_t>(owners_.size());
-  const int64_t more = std::min({kGrowthSlots, room, pool_.cache_slots_max() - held});
+  const int64_t more = std::min({kGrowthSlots, room, memory_.cache_slots_max() - held});
   if (more <= 0) return false;
   budget_.reserve(Use::kCache, more * slot_bytes());
   owners_.resize(held + more);
@@ -59,39 +59,38 @@ bool ClusterCache::grow() {
 }
 
 void ClusterCache::free_slot(Segment& segment, int32_t entry) {
-  const int32_t index = segment.residency.slot[entry];
-  segment.residency.slot[entry] = -1;
-  --segment.residency.cached;
+  const int32_t index = of(segment).slot[entry];
+  of(segment).slot[entry] = -1;
+  --of(segment).cached;
   owners_[index] = Owner{};
   free_.push_back(index);
   --size_;
 }
 
 void ClusterCache::evict_popped(Segment& segment, int32_t entry) {
-  segment.residency.policy->leave(entry);
+  of(segment).policy->leave(entry);
   free_slot(segment, entry);
 }
 
-std::byte* ClusterCache::put(Segment& segment, int32_t entry) {
+int64_t ClusterCache::put(Segment& segment, int32_t entry) {
   const int32_t index = free_.back();
   free_.pop_back();
   owners_[index] = Owner{&segment, entry, 0};
-  segment.residency.slot[entry] = index;
-  ++segment.residency.cached;
-  segment.residency.policy->insert(entry);
+  of(segment).slot[entry] = index;
+  ++of(segment).cached;
+  of(segment).policy->insert(entry);
   ++size_;
-  return pool_.at(pool_.cache_slot(index));
+  return memory_.cache_slot(index);
 }
 
 void ClusterCache::move(int32_t from, int32_t to) {
-  std::memcpy(pool_.at(pool_.cache_slot(to)), pool_.at(pool_.cache_slot(from)),
-              pool_.entry_bytes());
+  memory_.copy(memory_.cache_slot(to), memory_.cache_slot(from));
   owners_[to] = std::exchange(owners_[from], Owner{});
-  owners_[to].segment->residency.slot[owners_[to].entry] = to;
+  of(*owners_[to].segment).slot[owners_[to].entry] = to;
 }
 
 int32_t ClusterCache::pop_least(Segment& segment) {
-  CachePolicy& policy = *segment.residency.policy;
+  CachePolicy& policy = *of(segment).policy;
   for (int32_t entry = policy.pop(); entry >= 0; entry = policy.pop()) {
     if (owner_of(segment, entry).pins == 0) return entry;
     skipped_.push_back(entry);
@@ -100,7 +99,7 @@ int32_t ClusterCache::pop_least(Segment& segment) {
 }
 
 void ClusterCache::restore_skipped(Segment& segment) {
-  for (size_t i = skipped_.size(); i-- > 0;) segment.residency.policy->restore(skipped_[i]);
+  for (size_t i = skipped_.size(); i-- > 0;) of(segment).policy->restore(skipped_[i]);
   skipped_.clear();
 }
 
@@ -115,7 +114,7 @@ bool ClusterCache::take_from_richest(const Segment& poor, int64_t wanted) {
   int64_t most = 0;
   for (Segment* candidate : segments_) {
     if (candidate == &poor) continue;
-    const int64_t over = candidate->residency.cached - share_of(*candidate);
+    const int64_t over = of(*candidate).cached - share_of(*candidate);
     if (over > most) {
       most = over;
       richest = candidate;
@@ -134,8 +133,8 @@ bool ClusterCache::take_from_richest(const Segment& poor, int64_t wanted) {
 
 void ClusterCache::fill(Segment& segment, std::span<const int32_t> activations, int64_t queries,
                         std::span<const int32_t> entries,
-                        const std::function<void(int32_t, std::byte*)>& copy) {
-  segment.residency.policy->prime(activations, queries);
+                        const std::function<void(int32_t, int64_t)>& copy) {
+  of(segment).policy->prime(activations, queries);
   size_t next = 0;
   const auto use_free_slots = [&] {
     while (next < entries.size() && !free_.empty()) {
@@ -146,14 +145,14 @@ void ClusterCache::fill(Segment& segment, std::span<const int32_t> activations, 
   do {
     use_free_slots();
   } while (next < entries.size() && grow());
-  const int64_t below_share = share_of(segment) - segment.residency.cached;
+  const int64_t below_share = share_of(segment) - of(segment).cached;
   make_room(segment, std::min<int64_t>(below_share, entries.size() - next));
   use_free_slots();
 }
 
 void ClusterCache::admit(Segment& segment, std::span<const int32_t> entries,
                          std::span<const int64_t> slots) {
-  Residency& residency = segment.residency;
+  Residency& residency = of(segment);
   offers_.clear();
   for (size_t i = 0; i < entries.size(); ++i) {
     if (residency.slot[entries[i]] >= 0) continue;
@@ -164,7 +163,7 @@ void ClusterCache::admit(Segment& segment, std::span<const int32_t> entries,
   });
 
   const auto admit_offer = [&](const Offer& offer) {
-    std::memcpy(put(segment, offer.entry), pool_.at(offer.slot), pool_.entry_bytes());
+    memory_.copy(put(segment, offer.entry), offer.slot);
   };
   size_t next = 0;
   const int64_t below_share = share_of(segment) - residency.cached;
@@ -186,7 +185,7 @@ void ClusterCache::admit(Segment& segment, std::span<const int32_t> entries,
 }
 
 void ClusterCache::yield(uint64_t bytes) {
-  if (pool_.entry_bytes() == 0) return;
+  if (memory_.entry_bytes() == 0) return;
   const int64_t held = static_cast<int64_t>(owners_.size());
   const int64_t fewer = static_cast<int64_t>((bytes + slot_bytes() - 1) / slot_bytes());
   int64_t kept = std::max<int64_t>(0, held - fewer);
@@ -210,7 +209,7 @@ void ClusterCache::yield(uint64_t bytes) {
     }
   }
   owners_.resize(kept);
-  pool_.discard_cache(kept, held);
+  memory_.discard_cache(kept, held);
   budget_.release(Use::kCache, (held - kept) * slot_bytes());
 }
 

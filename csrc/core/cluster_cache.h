@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/budget.h"
+#include "core/cache_memory.h"
 #include "core/coalesce.h"
-#include "core/entry_pool.h"
 #include "core/segment.h"
 
 namespace swarm_kv {
@@ -21,9 +21,11 @@ namespace swarm_kv {
 class ClusterCache {
  public:
   // `policy` by name, as make_cache_policy takes it. `drives` are those of the segments'
-  // placements; they may be filled in until the first prepare().
-  ClusterCache(EntryPool& pool, Budget& budget, const std::string& policy,
-               const std::vector<DriveShape>& drives);
+  // placements; they may be filled in until the first prepare(). What the cache knows of a segment
+  // is its `residency`; the host's samples how far apart activations are, too.
+  ClusterCache(const CacheMemory& memory, Budget& budget, const std::string& policy,
+               const std::vector<DriveShape>& drives,
+               Residency Segment::* residency = &Segment::residency);
 
   // Gives a placed segment what the cache keeps per entry. Before add().
   void prepare(Segment& segment) const;
@@ -31,27 +33,34 @@ class ClusterCache {
   void remove(Segment& segment);
 
   // Before the first step: rates a segment's entries by its profile and copies `entries`, in order,
-  // into memory that is free and then into the segment's share. `copy(entry, out)` writes one.
+  // into memory that is free and then into the segment's share. `copy(entry, slot)` writes one.
   void fill(Segment& segment, std::span<const int32_t> activations, int64_t queries,
-            std::span<const int32_t> entries, const std::function<void(int32_t, std::byte*)>& copy);
+            std::span<const int32_t> entries, const std::function<void(int32_t, int64_t)>& copy);
 
   // Counts one decoding step's activated entries.
   void touch(Segment& segment, std::span<const int32_t> entries) {
-    segment.residency.policy->touch(entries);
-    segment.residency.sample->touch(entries, reuse_);
+    Residency& residency = of(segment);
+    residency.policy->touch(entries);
+    if (residency.sample) residency.sample->touch(entries, reuse_);
   }
 
-  // Slot (byte offset in the pool) of a cached entry, or -1.
+  // Slot (byte offset in the memory) of a cached entry, or -1.
   int64_t find(const Segment& segment, int64_t entry) const {
-    const int32_t index = segment.residency.slot[entry];
-    return index < 0 ? -1 : pool_.cache_slot(index);
+    const int32_t index = (segment.*residency_).slot[entry];
+    return index < 0 ? -1 : memory_.cache_slot(index);
   }
   // A cached entry stays where it is while it is pinned; each pin needs its unpin.
   void pin(const Segment& segment, int64_t entry) { ++owner_of(segment, entry).pins; }
   void unpin(const Segment& segment, int64_t entry) { --owner_of(segment, entry).pins; }
+  // Asks early for what pin() and unpin() need of a cached entry, which lies anywhere: without,
+  // each of them waits for memory.
+  void foresee(const Segment& segment, int64_t entry) const {
+    const int32_t index = (segment.*residency_).slot[entry];
+    if (index >= 0) __builtin_prefetch(owners_.data() + index, 1);
+  }
 
-  // Offers entries that were read (slots in the pool) to the cache; those of most worth are copied
-  // in.
+  // Offers entries that were read (slots in the memory) to the cache; those of most worth are
+  // copied in.
   void admit(Segment& segment, std::span<const int32_t> entries, std::span<const int64_t> slots);
 
   // Gives up `bytes` of the budget, or less when pinned entries are in the way, and with them
@@ -77,13 +86,14 @@ class ClusterCache {
   };
 
   Owner& owner_of(const Segment& segment, int64_t entry) {
-    return owners_[segment.residency.slot[entry]];
+    return owners_[(segment.*residency_).slot[entry]];
   }
-  int64_t slot_bytes() const { return slot_bytes(pool_.entry_bytes()); }
+  Residency& of(Segment& segment) const { return segment.*residency_; }
+  int64_t slot_bytes() const { return slot_bytes(memory_.entry_bytes()); }
   int64_t share_of(const Segment& segment) const;
   bool grow();
-  // Takes a free slot for an entry and returns where its bytes belong.
-  std::byte* put(Segment& segment, int32_t entry);
+  // Takes a free slot for an entry and returns it.
+  int64_t put(Segment& segment, int32_t entry);
   void move(int32_t from, int32_t to);
   // The segment's cached entry that should leave first of those that are not pinned, out of the
   // policy's order, or -1. Pinned ones before it stay out of the order, too, until restore_skipped.
@@ -101,10 +111,11 @@ class ClusterCache {
     int64_t slot;
   };
 
-  EntryPool& pool_;
+  const CacheMemory& memory_;
   Budget& budget_;
   const std::string policy_;
   const std::vector<DriveShape>& drives_;
+  Residency Segment::* const residency_;
   std::vector<Owner> owners_;  // per slot index
   std::vector<int32_t> free_;  // slot indices without an owner
   std::vector<Segment*> segments_;

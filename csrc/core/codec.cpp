@@ -161,8 +161,9 @@ class Kivi4 final : public Codec {
 
   int64_t stored_bytes() const override { return 2 * groups_ * kGroupBytes; }
   uint64_t bytes() const override {
-    return (numbers_.size() + mean_.size() + deviation_.size() + inverse_.size()) * sizeof(float);
+    return (numbers_.size() + channels_.size() + inverse_.size()) * sizeof(float);
   }
+  std::span<const float> channels() const override { return channels_; }
 
   void encode(const std::byte* entry, std::byte* out) override {
     const int64_t half = shape_.half();
@@ -170,7 +171,7 @@ class Kivi4 final : public Codec {
       float* values = numbers_.data() + part * groups_ * kGroup;
       to_float(shape_.element, entry + part * half * size_of(shape_.element), values, half);
       check_entry("kivi4", values, half);
-      if (part == 0) normalise(values, mean_.data(), inverse_.data(), half);
+      if (part == 0) normalise(values, channels_.data(), inverse_.data(), half);
       // An incomplete group is filled up with a number that it holds already.
       std::fill(values + half, values + groups_ * kGroup, values[half - 1]);
     }
@@ -196,7 +197,7 @@ class Kivi4 final : public Codec {
         unpack_group(code, low, step, values.data() + group * kGroup);
         code += kGroup / 2;
       }
-      if (part == 0) denormalise(values.data(), mean_.data(), deviation_.data(), half);
+      if (part == 0) denormalise(values.data(), channels_.data(), channels_.data() + half, half);
       from_float(shape_.element, values.data(), entry, half);
       entry += half * size_of(shape_.element);
     }
@@ -221,12 +222,13 @@ class Kivi4 final : public Codec {
       }
     }
     const double count = static_cast<double>(std::max<int64_t>(entries, 1));
+    channels_.resize(2 * half);
     for (int64_t i = 0; i < half; ++i) {
       const double mean = sum[i] / count;
       const double deviation = std::sqrt(std::max(square[i] / count - mean * mean, 0.0));
-      mean_.push_back(static_cast<float>(mean));
+      channels_[i] = static_cast<float>(mean);
       // A channel that never changes is held by its mean alone.
-      deviation_.push_back(deviation > 1e-30 ? static_cast<float>(deviation) : 0.0f);
+      channels_[half + i] = deviation > 1e-30 ? static_cast<float>(deviation) : 0.0f;
       inverse_.push_back(deviation > 1e-30 ? static_cast<float>(1.0 / deviation) : 0.0f);
     }
   }
@@ -234,9 +236,8 @@ class Kivi4 final : public Codec {
   Shape shape_;
   int64_t groups_;              // per half
   std::vector<float> numbers_;  // one entry, while it is encoded
-  std::vector<float> mean_;     // per key channel
-  std::vector<float> deviation_;
-  std::vector<float> inverse_;
+  std::vector<float> channels_;
+  std::vector<float> inverse_;  // of each key channel's deviation
 };
 
 using Factory = std::unique_ptr<Codec> (*)(const Shape&, const EntrySource&, int64_t);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "core/entry_source.h"
@@ -24,6 +25,10 @@ class Codec {
   // Error(kArgument) for NaN, infinity, or a magnitude that the code cannot hold.
   virtual void encode(const std::byte* entry, std::byte* out) = 0;
   virtual void decode(const std::byte* code, std::byte* entry) const = 0;
+
+  // What decoding needs beside the code: with kivi4 the mean of each key channel, then the
+  // deviation of each.
+  virtual std::span<const float> channels() const { return {}; }
 };
 
 // A codec for `entries` entries of `source`, or null for "none": as is.

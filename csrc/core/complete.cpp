@@ -40,14 +40,18 @@ bool Store::wait(int64_t id, Delivery& arrived) {
   Fetch& due = fetch.ahead && fetch.ahead->arriving->awaited > 0 ? *fetch.ahead : fetch;
   if (due.arriving->awaited == 0) {
     if (fetch.all_started()) return false;
-    if (!prepare_round(fetch) && !await_arena(lock, fetch)) {
+    if (!prepare_round(fetch, *fetch.arriving) && !await_arena(lock, fetch)) {
       throw Error(
           ErrorKind::kCapacity,
           "the staging arena (" + std::to_string(arena_.size()) + " bytes, " +
               std::to_string(arena_.used()) +
               " held by other fetches) has no room: release them, or raise `staging_bytes`");
     }
-    start_round(lock, fetch);
+    start_round(lock, fetch, *fetch.arriving);
+  }
+  if (fetch.arriving->awaited > 0 && !fetch.following->holds_memory() &&
+      prepare_round(fetch, *fetch.following)) {
+    start_round(lock, fetch, *fetch.following);
   }
   const auto begin = std::chrono::steady_clock::now();
   fetch.busy = true;
@@ -71,8 +75,12 @@ bool Store::wait(int64_t id, Delivery& arrived) {
   deliver(fetch.arrivals, fetch.rows, arrived);
   if (fetch.arriving->awaited == 0 && &due == &fetch) {
     std::swap(fetch.arriving, fetch.delivered);
+    std::swap(fetch.arriving, fetch.following);
     // The next reads run while the caller works on these.
-    if (!fetch.released && prepare_round(fetch)) start_round(lock, fetch);
+    if (!fetch.released && !fetch.arriving->holds_memory() &&
+        prepare_round(fetch, *fetch.arriving)) {
+      start_round(lock, fetch, *fetch.arriving);
+    }
   }
   if (fetch.released) {
     end(lock, fetch);
@@ -106,10 +114,10 @@ bool Store::await_arena(Lock& lock, Fetch& fetch) {
       end(lock, fetch);
       throw released_meanwhile(id);
     }
-    if (prepare_round(fetch)) return true;
+    if (prepare_round(fetch, *fetch.arriving)) return true;
     if (woken == std::cv_status::timeout) return false;
   }
-  return prepare_round(fetch);
+  return prepare_round(fetch, *fetch.arriving);
 }
 
 // Checks, repairs and decodes the reads that were taken.

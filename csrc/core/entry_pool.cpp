@@ -48,11 +48,12 @@ void Region::discard(uint64_t offset, uint64_t bytes) const {
 
 EntryPool::EntryPool(uint64_t staging_bytes, uint64_t window_bytes, uint64_t cache_bytes,
                      Budget& budget)
-    : budget_(budget),
+    : CacheMemory(
+          static_cast<int64_t>(round_to_pages(staging_bytes) + round_to_pages(window_bytes)),
+          static_cast<int64_t>(round_to_pages(cache_bytes))),
+      budget_(budget),
       staging_bytes_(static_cast<int64_t>(round_to_pages(staging_bytes))),
-      window_bytes_(static_cast<int64_t>(round_to_pages(window_bytes))),
-      cache_base_(staging_bytes_ + window_bytes_),
-      cache_bytes_(static_cast<int64_t>(round_to_pages(cache_bytes))) {
+      window_bytes_(static_cast<int64_t>(round_to_pages(window_bytes))) {
   // One page more: the last page of the cache is held whole.
   budget_.reserve(Use::kStaging, staging_bytes_ + page_size());
   try {
@@ -86,7 +87,7 @@ void EntryPool::set_entry_bytes(int64_t entry_bytes) {
   references_.assign(chunks_.size() * chunk_slots_, 0);
 }
 
-int64_t EntryPool::index_of(int64_t slot) const {
+int64_t EntryPool::find(int64_t slot) const {
   const int64_t offset = slot - staging_bytes_;
   if (offset >= 0 && entry_bytes_ > 0) {
     const int64_t within = offset % chunk_bytes_;
@@ -96,6 +97,12 @@ int64_t EntryPool::index_of(int64_t slot) const {
       return index;
     }
   }
+  return -1;
+}
+
+int64_t EntryPool::index_of(int64_t slot) const {
+  const int64_t index = find(slot);
+  if (index >= 0) return index;
   throw Error(ErrorKind::kArgument,
               "slot " + std::to_string(slot) + " is not an allocated window slot of this store");
 }
@@ -171,6 +178,10 @@ void EntryPool::release(std::span<const int64_t> slots) {
     region_->discard(staging_bytes_ + number * chunk_bytes_, chunk_bytes_);
     budget_.release(Use::kWindow, chunk_bytes_);
   }
+}
+
+void EntryPool::copy(int64_t to, int64_t from) const {
+  std::memcpy(at(to), at(from), entry_bytes_);
 }
 
 void EntryPool::discard_cache(int64_t first, int64_t last) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/budget.h"
+#include "core/cache_memory.h"
 
 namespace swarm_kv {
 
@@ -36,7 +37,7 @@ class Region {
 //
 // Window slots are reference counted: sequences that were forked share them. They are taken from
 // the budget in chunks. Cache slots belong to ClusterCache. Not thread-safe.
-class EntryPool {
+class EntryPool : public CacheMemory {
  public:
   // `window_bytes` and `cache_bytes` are address space, not memory. The region is kept alive by
   // whoever holds `region()`.
@@ -45,7 +46,6 @@ class EntryPool {
 
   // Fixes the size of one slot; the first call decides, a different size throws Error(kArgument).
   void set_entry_bytes(int64_t entry_bytes);
-  int64_t entry_bytes() const { return entry_bytes_; }
 
   const std::shared_ptr<Region>& region() const { return region_; }
   std::byte* at(int64_t slot) const { return region_->data() + slot; }
@@ -57,12 +57,13 @@ class EntryPool {
   // none has changed.
   void retain(std::span<const int64_t> slots);
   void release(std::span<const int64_t> slots);
+  // Whether somebody refers to the window slot.
+  bool allocated(int64_t slot) const { return find(slot) >= 0; }
   int64_t window_slots() const { return window_slots_; }
 
-  int64_t cache_slot(int64_t index) const { return cache_base_ + index * entry_bytes_; }
-  int64_t cache_slots_max() const { return entry_bytes_ == 0 ? 0 : cache_bytes_ / entry_bytes_; }
-  // Memory of cache slots [first, last) back to the kernel; no slot from `last` on may be in use.
-  void discard_cache(int64_t first, int64_t last) const;
+  void copy(int64_t to, int64_t from) const override;
+  // Gives their memory back to the kernel.
+  void discard_cache(int64_t first, int64_t last) const override;
 
  private:
   struct Chunk {
@@ -75,15 +76,13 @@ class EntryPool {
     return staging_bytes_ + index / chunk_slots_ * chunk_bytes_ +
            index % chunk_slots_ * entry_bytes_;
   }
+  int64_t find(int64_t slot) const;  // index of an allocated slot, or -1
   int64_t index_of(int64_t slot) const;
 
   Budget& budget_;
   int64_t staging_bytes_;
   int64_t window_bytes_;
-  int64_t cache_base_;
-  int64_t cache_bytes_;
   std::shared_ptr<Region> region_;
-  int64_t entry_bytes_ = 0;
   int64_t chunk_slots_ = 0;
   int64_t chunk_bytes_ = 0;  // whole pages, so that a chunk without entries leaves none behind
   int64_t window_slots_ = 0;

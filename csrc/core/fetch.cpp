@@ -47,7 +47,7 @@ void deliver(std::span<const Arrival> arrivals, size_t rows, Delivery& delivery)
 }
 
 bool Fetch::holds_memory() const {
-  return rounds[0].holds_memory() || rounds[1].holds_memory() ||
+  return std::ranges::any_of(rounds, &ReadRound::holds_memory) ||
          (ahead != nullptr && ahead->holds_memory());
 }
 

@@ -68,9 +68,10 @@ struct Fetch {
   std::vector<int64_t> slots;  // per piece
   size_t next_read = 0;        // what was not started begins here
   int64_t started = 0;         // entries whose reads were started
-  std::array<ReadRound, 2> rounds;
+  std::array<ReadRound, 3> rounds;
   ReadRound* arriving = &rounds[0];
-  ReadRound* delivered = &rounds[1];  // its slots are in the caller's hands, until the next
+  ReadRound* following = &rounds[1];  // in flight too, so that no drive waits for the slowest one
+  ReadRound* delivered = &rounds[2];  // its slots are in the caller's hands, until the next
   // The prefetch that this fetch rides on; its entries name takers in this fetch's list, and its
   // slots last until the end.
   std::unique_ptr<Fetch> ahead;

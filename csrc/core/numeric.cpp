@@ -28,6 +28,14 @@ __attribute__((target("avx,f16c"))) int64_t to_float_f16c(const fp16* source, fl
   return i;
 }
 
+__attribute__((target("avx,f16c"))) void to_float_rows_f16c(const fp16* source,
+                                                            const int64_t* starts, int64_t rows,
+                                                            float* destination, int64_t count) {
+  for (int64_t r = 0; r < rows; ++r) {
+    to_float_f16c(source + starts[r], destination + r * count, count);
+  }
+}
+
 __attribute__((target("avx,f16c"))) int64_t from_float_f16c(const float* source, fp16* destination,
                                                             int64_t count) {
   int64_t i = 0;
@@ -51,6 +59,21 @@ SWARM_KV_CLONES void to_float(const fp16* source, float* destination, int64_t co
 
 SWARM_KV_CLONES void to_float(const bf16* source, float* destination, int64_t count) {
   for (int64_t i = 0; i < count; ++i) destination[i] = bf16::decode(source[i].bits);
+}
+
+void to_float_rows(const fp16* source, const int64_t* starts, int64_t rows, float* destination,
+                   int64_t count) {
+  int64_t done = 0;
+#ifdef SWARM_KV_HAS_X86
+  if (has_f16c()) {
+    to_float_rows_f16c(source, starts, rows, destination, count);
+    done = count / 8 * 8;
+  }
+#endif
+  if (done == count) return;
+  for (int64_t r = 0; r < rows; ++r) {
+    to_float(source + starts[r] + done, destination + r * count + done, count - done);
+  }
 }
 
 void to_float(const float* source, float* destination, int64_t count) {

@@ -88,6 +88,10 @@ void to_float(const fp16* source, float* destination, int64_t count);
 void to_float(const bf16* source, float* destination, int64_t count);
 void to_float(const float* source, float* destination, int64_t count);
 void to_float(const double* source, float* destination, int64_t count);
+
+// Converts rows of `count` values, of which row r begins at source + starts[r], into dense rows.
+void to_float_rows(const fp16* source, const int64_t* starts, int64_t rows, float* destination,
+                   int64_t count);
 void from_float(const float* source, fp16* destination, int64_t count);
 void from_float(const float* source, bf16* destination, int64_t count);
 void from_float(const float* source, float* destination, int64_t count);

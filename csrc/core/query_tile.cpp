@@ -11,73 +11,49 @@ namespace swarm_kv {
 namespace {
 
 // Twelve accumulators whatever the width: a few less than the registers there are.
-template <typename Vector>
-SWARM_KV_INLINE void score_keys_with(const float* queries, const float* keys, int64_t count,
-                                     int64_t dim, float* scores) {
-  constexpr int kLanes = sizeof(Vector) / sizeof(float);
+template <int kBytes>
+SWARM_KV_INLINE void score_tile_by(const float* queries, const float* keys, int64_t count,
+                                   int64_t dim, float* scores) {
+  typedef float Vector __attribute__((vector_size(kBytes)));
+  constexpr int kLanes = kBytes / sizeof(float);
   constexpr int kVectors = kTile / kLanes;
   constexpr int kKeys = kKernelKeys / kVectors;
   for (int64_t first = 0; first < count; first += kKeys) {
     const float* rows[kKeys];
     for (int i = 0; i < kKeys; ++i) rows[i] = keys + std::min(first + i, count - 1) * dim;
-    Vector sum[kKeys][kVectors];
-    for (auto& key : sum) {
-      for (Vector& vector : key) vector = Vector{};
-    }
+    Vector sums[kKernelKeys];
+    repeat<kKernelKeys>(SWARM_KV_BODY(i) { sums[i] = Vector{}; });
     for (int64_t d = 0; d < dim; ++d) {
       Vector lanes[kVectors];
-      for (int v = 0; v < kVectors; ++v) {
+      repeat<kVectors>(SWARM_KV_BODY(v) {
         std::memcpy(&lanes[v], queries + d * kTile + v * kLanes, sizeof(Vector));
-      }
-      for (int i = 0; i < kKeys; ++i) {
-        for (int v = 0; v < kVectors; ++v) sum[i][v] += lanes[v] * rows[i][d];
-      }
+      });
+      repeat<kKeys>(SWARM_KV_BODY(i) {
+        const float feature = rows[i][d];
+        repeat<kVectors>(SWARM_KV_BODY(v) { sums[i * kVectors + v] += lanes[v] * feature; });
+      });
     }
     float* out = scores + first * kTile;
-    for (int i = 0; i < kKeys; ++i) {
-      for (int v = 0; v < kVectors; ++v) {
-        std::memcpy(out + i * kTile + v * kLanes, &sum[i][v], sizeof(Vector));
-      }
-    }
+    repeat<kKernelKeys>(
+        SWARM_KV_BODY(i) { std::memcpy(out + i * kLanes, &sums[i], sizeof(Vector)); });
   }
 }
+
+SWARM_KV_WIDTHS(void, score_tile,
+                (const float* queries, const float* keys, int64_t count, int64_t dim,
+                 float* scores),
+                (queries, keys, count, dim, scores))
 
 SWARM_KV_INLINE float probability(float score, float lse) {
   const float x = score - lse;
   return fast_expf(x < 0.0f ? x : 0.0f);
 }
 
-typedef float Vector128 __attribute__((vector_size(16)));
-typedef float Vector256 __attribute__((vector_size(32)));
-typedef float Vector512 __attribute__((vector_size(64)));
-
-// Versions of one function as SWARM_KV_CLONES makes them, but each with its own vector width. Such
-// overloads are told apart in this file only.
-#ifdef SWARM_KV_HAS_CLONES
-__attribute__((target("arch=x86-64-v4"))) void score_keys_best(const float* queries,
-                                                               const float* keys, int64_t count,
-                                                               int64_t dim, float* scores) {
-  score_keys_with<Vector512>(queries, keys, count, dim, scores);
-}
-
-__attribute__((target("arch=x86-64-v3"))) void score_keys_best(const float* queries,
-                                                               const float* keys, int64_t count,
-                                                               int64_t dim, float* scores) {
-  score_keys_with<Vector256>(queries, keys, count, dim, scores);
-}
-
-__attribute__((target("default")))
-#endif
-void score_keys_best(const float* queries, const float* keys, int64_t count, int64_t dim,
-                     float* scores) {
-  score_keys_with<Vector128>(queries, keys, count, dim, scores);
-}
-
 }  // namespace
 
 void score_keys(const float* queries, const float* keys, int64_t count, int64_t dim,
                 float* scores) {
-  score_keys_best(queries, keys, count, dim, scores);
+  score_tile(queries, keys, count, dim, scores);
 }
 
 // The lowest finite value, not -infinity: the difference of two maxima must not be NaN.

@@ -15,12 +15,14 @@
 
 namespace swarm_kv {
 
-// What the cluster cache knows about one segment's entries.
+// What a cluster cache knows about one segment's entries.
 struct Residency {
   std::vector<int32_t> slot;  // per entry: cache slot index, or -1
   int64_t cached = 0;         // entries that have a slot
   std::unique_ptr<CachePolicy> policy = nullptr;
   std::optional<ReuseSample> sample = std::nullopt;
+
+  uint64_t bytes() const;
 };
 
 // Entries of one layer of one sequence that lie on the drives: written once, then immutable.
@@ -35,7 +37,8 @@ struct Segment {
   RoutingTable routing;
   std::vector<uint64_t> drive_offset;  // per drive: where this segment's extent begins
   std::vector<uint32_t> checksum;      // per entry: low half of XXH3 over it as stored
-  Residency residency;
+  Residency residency;                 // in the host's memory
+  Residency on_device{};               // the same on the device, where the store has one
 
   // Address of one copy on its drive.
   uint64_t offset_of(int64_t member_position) const {
@@ -44,7 +47,7 @@ struct Segment {
   }
   // Bytes of this segment's extent on a drive.
   uint64_t drive_bytes(size_t drive) const { return placement.drive_entries[drive] * entry_bytes; }
-  // Fast memory that holding this segment takes, in bytes: not its entries on the drives, nor what
+  // Host memory that holding this segment takes, in bytes: not its entries on the drives, nor what
   // the cluster cache counts with its slots.
   uint64_t index_bytes() const;
   // Entries on the drives, copies included.

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <vector>
 
@@ -28,65 +26,19 @@ constexpr int64_t kManyKeys = 1 << 15;
 // A tile's bits are written as two bytes at their place in a word.
 static_assert(std::endian::native == std::endian::little);
 
-[[noreturn]] void fail(const std::string& message) {
-  throw Error(ErrorKind::kArgument, "activation_signatures: " + message);
-}
-
-void check_finite(const char* name, float largest) {
-  if (!std::isfinite(largest)) fail(std::string(name) + " holds NaN or infinity");
-}
-
 void check(const HeadRows& q, const HeadRows& k, const int64_t* q_position, const float* lse,
            const SignatureOptions& options) {
-  if (k.heads < 1 || q.heads < k.heads || q.heads % k.heads != 0) {
-    fail("heads_q must be a positive multiple of heads_kv, got " + std::to_string(q.heads) +
-         " and " + std::to_string(k.heads));
-  }
-  if (q.dim < 1 || q.dim != k.dim) {
-    fail("dim must be at least 1 and the same in q and k, got " + std::to_string(q.dim) + " and " +
-         std::to_string(k.dim));
-  }
-  if (q.rows < 0) fail("num_queries must be at least 0, got " + std::to_string(q.rows));
-  if (k.rows < 0 || k.rows > std::numeric_limits<int32_t>::max() - kBlockKeys) {
-    fail("num_entries must be in [0, 2^31 - 97], got " + std::to_string(k.rows));
-  }
-  if (!(options.sparsity > 0.0 && options.sparsity <= 1.0)) {
-    fail("sparsity must be in (0, 1], got " + std::to_string(options.sparsity));
-  }
-  if (options.window < 0) fail("window must be at least 0, got " + std::to_string(options.window));
-  if (options.sinks < 0) fail("sinks must be at least 0, got " + std::to_string(options.sinks));
-  if (options.context < 0) {
-    fail("context must be at least 0 (0: num_entries), got " + std::to_string(options.context));
-  }
-  if (!std::isfinite(options.scale)) {
-    fail("scale must be finite, got " + std::to_string(options.scale));
-  }
+  check_signature_sizes({q.heads, q.rows, q.dim, k.heads, k.rows, k.dim}, options);
   for (int64_t t = 0; t < q.rows; ++t) {
     if (q_position[t] < 0) {
-      fail("q_position[" + std::to_string(t) + "] must be at least 0, got " +
-           std::to_string(q_position[t]));
+      throw Error(ErrorKind::kArgument, "activation_signatures: q_position[" + std::to_string(t) +
+                                            "] must be at least 0, got " +
+                                            std::to_string(q_position[t]));
     }
   }
-  const float largest_q = largest_magnitude(q);
-  const float largest_k = largest_magnitude(k);
-  check_finite("q", largest_q);
-  check_finite("k", largest_k);
-  if (lse != nullptr) check_finite("lse", largest_magnitude(lse, q.heads * q.rows));
-  // Bounds every product and sum on the way to a score.
-  const double largest_score =
-      std::abs(options.scale) * largest_q * std::max(1.0, static_cast<double>(largest_k) * q.dim);
-  if (!(largest_score <= std::numeric_limits<float>::max())) {
-    fail("scores may overflow float32: q (up to " + std::to_string(largest_q) + "), k (up to " +
-         std::to_string(largest_k) + ") or scale " + std::to_string(options.scale) +
-         " is too large");
-  }
-}
-
-// Query budget in entries; at most num_entries, which never limits the result.
-int32_t activation_budget(const SignatureOptions& options, int64_t num_entries) {
-  const int64_t context = options.context > 0 ? options.context : num_entries;
-  const double rounded = std::round(options.sparsity * static_cast<double>(context));
-  return static_cast<int32_t>(std::clamp(rounded, 1.0, static_cast<double>(num_entries)));
+  check_signature_values(largest_magnitude(q), largest_magnitude(k),
+                         lse == nullptr ? 0.0f : largest_magnitude(lse, q.heads * q.rows), q.dim,
+                         options.scale);
 }
 
 // One call's work, wave by wave: a few tiles of queries against all keys, so that each block of
@@ -294,14 +246,6 @@ class Profiler {
 };
 
 }  // namespace
-
-HeadAggregation head_aggregation(const std::string& name) {
-  if (name == "mean") return HeadAggregation::kMean;
-  if (name == "max") return HeadAggregation::kMax;
-  if (name == "union") return HeadAggregation::kUnion;
-  throw Error(ErrorKind::kArgument,
-              "unknown `heads` \"" + name + "\"; choose one of: mean, max, union");
-}
 
 void activation_signatures(const HeadRows& q, const HeadRows& k, const int64_t* q_position,
                            const float* lse, const SignatureOptions& options, int64_t* bits) {

@@ -1,30 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "core/head_rows.h"
+#include "core/signature_options.h"
 
 namespace swarm_kv {
-
-// How the query heads of one layer share an entry's activations (the paper is silent about heads).
-enum class HeadAggregation {
-  kMean,   // rank by the mean over query heads of the softmax
-  kMax,    // rank by its maximum
-  kUnion,  // each query head activates its own entries; a query activates what any of them does
-};
-
-// "mean", "max" or "union". Throws Error(kArgument) that lists the known names.
-HeadAggregation head_aggregation(const std::string& name);
-
-struct SignatureOptions {
-  double sparsity = 0.10;  // share of the context that one query activates, in (0, 1]
-  int64_t window = 256;  // most recent tokens, the query's own included: resident, never activated
-  int64_t sinks = 0;     // first tokens: resident, never activated
-  double scale = 1.0;    // multiplies q . k before the softmax
-  int64_t context = 0;   // tokens that `sparsity` refers to; 0: the number of entries
-  HeadAggregation heads = HeadAggregation::kMean;
-};
 
 // Profiles one layer of one sequence: which entries does each query activate (arXiv 2603.17803
 // section 5.1).

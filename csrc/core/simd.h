@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <cstdlib>  // __GLIBC__
+#include <type_traits>
+#include <utility>
 
 // SWARM_KV_CLONES compiles a function once per x86-64 level and picks the widest at load time
 // (needs ifunc: glibc). Sanitizers intercept before their runtime is ready for ifunc resolvers, so
@@ -14,6 +16,22 @@
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define SWARM_KV_CLONES
+#endif
+
+// Defines `name`, which returns name_by<kBytes>(arguments), once per x86-64 level as
+// SWARM_KV_CLONES does, each with its own width. Such overloads are told apart in one file only.
+#ifdef SWARM_KV_HAS_CLONES
+#define SWARM_KV_WIDTHS(result, name, parameters, arguments)         \
+  __attribute__((target("arch=x86-64-v4"))) result name parameters { \
+    return name##_by<64> arguments;                                  \
+  }                                                                  \
+  __attribute__((target("arch=x86-64-v3"))) result name parameters { \
+    return name##_by<32> arguments;                                  \
+  }                                                                  \
+  __attribute__((target("default"))) result name parameters { return name##_by<16> arguments; }
+#else
+#define SWARM_KV_WIDTHS(result, name, parameters, arguments) \
+  result name parameters { return name##_by<16> arguments; }
 #endif
 
 // Where a kernel may be written in intrinsics for an x86-64 level and chosen at run time.
@@ -33,6 +51,18 @@
 #define SWARM_KV_INLINE inline __attribute__((always_inline))
 
 namespace swarm_kv {
+
+// body(0), body(1), .. with numbers that the compiler knows: it keeps an array that is only indexed
+// by such in registers, which it does not do for the index of a loop.
+template <typename Body, int... kNumber>
+SWARM_KV_INLINE void repeat(const Body& body, std::integer_sequence<int, kNumber...>) {
+  (body(std::integral_constant<int, kNumber>()), ...);
+}
+template <int kTimes, typename Body>
+SWARM_KV_INLINE void repeat(const Body& body) {
+  repeat(body, std::make_integer_sequence<int, kTimes>());
+}
+#define SWARM_KV_BODY(number) [&](auto number) __attribute__((always_inline))
 
 // result = e^x for x <= 0, relative error below 2e-7. Results under the smallest normal float are
 // 0, so exp(-inf) = 0; NaN stays NaN. Written without branches so that loops over it vectorise. F

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/cluster_cache.h"
+#include "core/entry_pool.h"
 #include "io/error.h"
 
 namespace swarm_kv {
@@ -55,7 +56,7 @@ std::vector<uint8_t> simulate_cache(SimulatedLayout layout, const std::string& p
   if (score) {
     cache.fill(segment, fill.activations, fill.queries,
                tier_order(segment, fill.activations, layout.drives, *score),
-               [](int32_t, std::byte*) {});
+               [](int32_t, int64_t) {});
   }
   std::vector<uint8_t> served;
   std::vector<int32_t> hits, misses;

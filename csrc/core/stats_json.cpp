@@ -73,6 +73,21 @@ std::string dram_json(const Budget& budget, const EntryPool& pool, int64_t cache
       .done();
 }
 
+std::string hbm_json(const DeviceTier* device) {
+  static const Budget kNone(0);
+  const Budget& budget = device == nullptr ? kNone : device->budget();
+  return Object()
+      .number("limit", budget.limit())
+      .number("used", budget.used())
+      .number("peak", budget.peak())
+      .number("window", budget.used(Use::kWindow))
+      .number("cache", budget.used(Use::kCache))
+      .number("window_entries", device == nullptr ? 0 : device->window_entries())
+      .number("cached_entries", device == nullptr ? 0 : device->cache().size())
+      .number("hits", device == nullptr ? 0 : device->hits())
+      .done();
+}
+
 Object count_object(const Traffic::Count& count) {
   Object object;
   object.number("fetches", count.fetches)
@@ -114,6 +129,7 @@ std::string reuse_json(const ReuseDistances& reuse) {
 
 std::string stats_json(const Traffic& traffic, const Budget& budget, const EntryPool& pool,
                        const ClusterCache& cache, const Holdings& holdings,
+                       const DeviceTier* device,
                        const std::vector<std::shared_ptr<io::BlockDevice>>& drives,
                        const std::vector<DriveShape>& shapes, const DriveLoad& load) {
   std::string per_drive(1, '[');
@@ -155,6 +171,7 @@ std::string stats_json(const Traffic& traffic, const Budget& budget, const Entry
       .number("cached_entry_bytes", ClusterCache::slot_bytes(pool.entry_bytes()))
       .number("tickets", holdings.tickets)
       .raw("dram", dram_json(budget, pool, cache.size(), holdings))
+      .raw("hbm", hbm_json(device))
       .raw("decode", traffic_json(traffic, Purpose::kDecode))
       .raw("stream", traffic_json(traffic, Purpose::kStream))
       .raw("prefetch", traffic_json(traffic, Purpose::kPrefetch))

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "core/stats_json.h"
 #include "io/error.h"
@@ -172,6 +173,11 @@ void Store::retain(std::span<const int64_t> slots) {
 void Store::release(std::span<const int64_t> slots) {
   const std::lock_guard lock(mutex_);
   pool_.release(slots);
+  if (!device_) return;
+  std::vector<int64_t> gone;
+  std::ranges::copy_if(slots, std::back_inserter(gone),
+                       [&](int64_t slot) { return !pool_.allocated(slot); });
+  device_->forget_window(gone);
 }
 
 void Store::allocate_extent(Segment& segment, size_t drive) {
@@ -234,6 +240,7 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
                                                    .residency = {}});
   segment->checksum.resize(entries);
   cache_.prepare(*segment);
+  if (device_) device_->cache().prepare(*segment);
   write_out(*segment, source);
 
   const std::lock_guard lock(mutex_);
@@ -244,11 +251,13 @@ int64_t Store::write(const EntrySource& source, int64_t entries, Clusters cluste
   traffic_.stored_entries += entries;
   traffic_.stored_copies += segment->copies();
   cache_.add(*segment);
+  if (device_) device_->cache().add(*segment);
   if (score) {
     std::vector<std::byte> code(segment->codec ? stored_bytes : 0);
     cache_.fill(*segment, fill.activations, fill.queries,
                 tier_order(*segment, fill.activations, shapes_, *score),
-                [&](int32_t entry, std::byte* out) {
+                [&](int32_t entry, int64_t slot) {
+                  std::byte* const out = pool_.at(slot);
                   source.assemble(entry, out);
                   if (!segment->codec) return;
                   // As if it had been read: what is attended to must not depend on what is cached.
@@ -281,6 +290,7 @@ void Store::destroy_segment(int64_t id) {
   const auto found = segments_.find(id);
   Segment& segment = *found->second.segment;
   cache_.remove(segment);
+  if (device_) device_->cache().remove(segment);
   free_extents(segment);
   budget_.release(Use::kIndex, segment.index_bytes());
   traffic_.stored_bytes -= segment.stored_bytes();
@@ -308,7 +318,8 @@ std::string Store::stats() {
   const std::lock_guard lock(mutex_);
   Holdings holdings{0, tickets_.size(), arena_.used()};
   for (const ExtentAllocator& extents : extents_) holdings.allocated_bytes += extents.used();
-  return stats_json(traffic_, budget_, pool_, cache_, holdings, drives_, shapes_, load_);
+  return stats_json(traffic_, budget_, pool_, cache_, holdings, device_.get(), drives_, shapes_,
+                    load_);
 }
 
 std::vector<std::string> Store::notes() {

@@ -13,6 +13,7 @@
 #include "core/budget.h"
 #include "core/cluster_cache.h"
 #include "core/coalesce.h"
+#include "core/device_tier.h"
 #include "core/drive_load.h"
 #include "core/entry_pool.h"
 #include "core/extent_allocator.h"
@@ -88,7 +89,11 @@ class Store {
   // `ahead` is 0 or the ticket of a prefetch: what that has delivered or in flight is not read
   // again, and it becomes a part of the new ticket. Reads that it had no memory to start are as if
   // it had never wanted them. On an error it is left as it was.
-  int64_t submit(std::span<const Row> rows, Purpose purpose, int64_t ahead, Delivery& resident);
+  //
+  // With `on_device`, which only a step on the store's device has, it is set to what the device's
+  // cluster cache holds, by slots there, and that is left out elsewhere.
+  int64_t submit(std::span<const Row> rows, Purpose purpose, int64_t ahead, Delivery& resident,
+                 Delivery* on_device = nullptr);
   // Waits until a worthwhile part of a ticket's reads has arrived, in any order, and sets `arrived`
   // to its entries. True: another wait() brings further ones; the slots of this part are gone then.
   //
@@ -101,6 +106,20 @@ class Store {
   // Gives a ticket back at any time. Reads in flight are cancelled; while another thread waits for
   // the ticket, that thread ends it and gets Error(kState).
   void release_ticket(int64_t ticket);
+
+  // Attention may run on `device` from now on, see step_on_device(), which keeps up to `hbm_bytes`
+  // of entries. Takes a part of the staging memory. Error(kState) without a size of entries or for
+  // a second device, Error(kCapacity) where memory for it is missing; then nothing has changed.
+  void attach(std::shared_ptr<Device> device, uint64_t hbm_bytes);
+  DeviceTier* device();  // null without
+  // DeviceTier's functions of these names, under the lock.
+  void keep_window(std::span<const int64_t> slots, std::vector<int64_t>& at,
+                   std::vector<DeviceTier::Piece>& missing);
+  void forget_window(std::span<const int64_t> slots);
+  // Offers the device's cluster cache what a step has there beside it: entry i of the delivery at
+  // slot `at[i]`, -1 for those that are elsewhere.
+  void offer_to_device(std::span<const Row> rows, const Delivery& delivery,
+                       std::span<const int64_t> at);
 
   // Everything countable, as one JSON object; byte and entry counts are totals since opening.
   std::string stats();
@@ -126,12 +145,13 @@ class Store {
   // submit.cpp
   void name_segments(Fetch& fetch, std::span<const Row> rows);
   void touch(const Fetch& fetch);
+  void take_kept_on_device(Fetch& fetch, WantedList& wanted);
   void take_cached(Fetch& fetch, WantedList& wanted);
   void ride(Fetch& fetch, std::unique_ptr<Fetch> ahead);
   uint64_t largest_read(const Fetch& fetch) const;
   uint64_t staged_bytes(const Fetch& fetch, const Read& read) const;
-  bool prepare_round(Fetch& fetch);
-  void start_round(Lock& lock, Fetch& fetch);
+  bool prepare_round(Fetch& fetch, ReadRound& round);
+  void start_round(Lock& lock, Fetch& fetch, ReadRound& round);
 
   // complete.cpp
   bool await_arena(Lock& lock, Fetch& fetch);
@@ -169,6 +189,7 @@ class Store {
   std::vector<ArenaRange> came_back_;
   std::condition_variable arena_released_;
   ClusterCache cache_;
+  std::unique_ptr<DeviceTier> device_;
   std::unique_ptr<Router> router_;
   std::vector<DriveShape> shapes_;
   DriveLoad load_;

@@ -12,6 +12,7 @@ namespace {
 thread_local std::vector<int32_t> t_numbers;       // per segment of each row: index in the step
 thread_local std::vector<Selection> t_selections;  // per row
 thread_local std::vector<Arrival> t_resident;
+thread_local std::vector<Arrival> t_on_device;
 thread_local std::vector<int32_t> t_activated;
 
 // What a fetch gets from the prefetch that it rides on.
@@ -65,8 +66,8 @@ thread_local Carried t_carried;
 
 }  // namespace
 
-int64_t Store::submit(std::span<const Row> rows, Purpose purpose, int64_t ahead,
-                      Delivery& resident) {
+int64_t Store::submit(std::span<const Row> rows, Purpose purpose, int64_t ahead, Delivery& resident,
+                      Delivery* on_device) {
   Lock lock(mutex_);
   check_open();
   Fetch* early = ahead == 0 ? nullptr : &ticket(ahead);
@@ -80,8 +81,13 @@ int64_t Store::submit(std::span<const Row> rows, Purpose purpose, int64_t ahead,
   fetch->rows = rows.size();
   name_segments(*fetch, rows);
   t_resident.clear();
+  t_on_device.clear();
   const auto minus_fast_memory = [&](WantedList& wanted) {
     if (purpose == Purpose::kDecode) touch(*fetch);
+    // A guess is for a step on the device.
+    if (device_ && (on_device != nullptr || purpose == Purpose::kPrefetch)) {
+      take_kept_on_device(*fetch, wanted);
+    }
     take_cached(*fetch, wanted);
     if (early == nullptr) return;
     t_carried.reset(*early);
@@ -90,14 +96,15 @@ int64_t Store::submit(std::span<const Row> rows, Purpose purpose, int64_t ahead,
   fetch->step.plan(t_selections, *router_, load_, shapes_, minus_fast_memory, largest_read(*fetch));
   fetch->slots.assign(fetch->step.pieces.size(), Fetch::kNotStarted);
   if (early != nullptr) ride(*fetch, take_ticket(*early));
-  const bool reads = prepare_round(*fetch);
+  const bool reads = prepare_round(*fetch, *fetch->arriving);
 
   fetch->ticket = next_handle_++;
   for (const int64_t id : fetch->segment_ids) ++held(id).fetches;
   deliver(t_resident, fetch->rows, resident);
+  if (on_device != nullptr) deliver(t_on_device, fetch->rows, *on_device);
   const int64_t id = fetch->ticket;
   Fetch& started = *tickets_.emplace_back(std::move(fetch));
-  if (reads) start_round(lock, started);
+  if (reads) start_round(lock, started, *started.arriving);
   return id;
 }
 
@@ -133,13 +140,34 @@ void Store::touch(const Fetch& fetch) {
       if (!next->repeat) t_activated.push_back(next->entry);
     }
     cache_.touch(*fetch.segments[s], t_activated);
+    if (device_) device_->cache().touch(*fetch.segments[s], t_activated);
   }
+}
+
+// Removes what the device's cluster cache holds. Nothing is pinned: until the step has enqueued
+// what reads it, nobody else works there.
+void Store::take_kept_on_device(Fetch& fetch, WantedList& wanted) {
+  Traffic::Count& count = traffic_.of(fetch.purpose);
+  std::erase_if(wanted.entries, [&](const Wanted& entry) {
+    const int64_t slot = device_->cache().find(*fetch.segments[entry.segment], entry.entry);
+    if (slot < 0) return false;
+    if (entry.repeat) return true;
+    ++count.wanted;
+    ++count.hits;
+    if (fetch.purpose == Purpose::kPrefetch) return true;
+    device_->count_hit();
+    arrive(wanted, entry, slot, t_on_device);
+    return true;
+  });
 }
 
 // Removes what the cluster cache holds from what must be read.
 void Store::take_cached(Fetch& fetch, WantedList& wanted) {
   Traffic::Count& count = traffic_.of(fetch.purpose);
   ++count.fetches;
+  for (const Wanted& entry : wanted.entries) {
+    cache_.foresee(*fetch.segments[entry.segment], entry.entry);
+  }
   std::erase_if(wanted.entries, [&](const Wanted& entry) {
     const Segment& segment = *fetch.segments[entry.segment];
     const int64_t slot = cache_.find(segment, entry.entry);
@@ -201,21 +229,22 @@ uint64_t Store::staged_bytes(const Fetch& fetch, const Read& read) const {
   return Arena::rounded(bytes);
 }
 
-// Gives the next reads memory, in order, until a half of the arena is full: while the caller works
-// on one half, the other fills. Prefetches together get a half, so that the step that is due never
-// finds the arena full of guesses. False when none is left, or other fetches hold the arena.
-bool Store::prepare_round(Fetch& fetch) {
+// Gives the next reads memory, in order: half the arena to the first round and a quarter to each
+// further one, so that one can follow another while the caller works on a third. Prefetches
+// together get a half, so that the step that is due never finds the arena full of guesses. False
+// when no read is left, or other fetches hold the arena.
+bool Store::prepare_round(Fetch& fetch, ReadRound& round) {
   const std::vector<Read>& reads = fetch.step.reads;
   if (fetch.all_started()) return false;
   late_ranges_->take(came_back_);
   for (const ArenaRange& range : came_back_) arena_.release(range.offset, range.bytes);
 
-  ReadRound& round = *fetch.arriving;
   uint64_t room = arena_.longest_free();
   if (fetch.purpose == Purpose::kPrefetch) {
     room = std::min(room, arena_.size() / 2 - std::min(arena_.size() / 2, prefetch_bytes_));
   } else {  // one read, however large
-    room = std::min(room, std::max(arena_.size() / 2, staged_bytes(fetch, reads[fetch.next_read])));
+    const uint64_t share = arena_.size() / (fetch.next_read == 0 ? 2 : 4);
+    room = std::min(room, std::max(share, staged_bytes(fetch, reads[fetch.next_read])));
   }
   uint64_t end = 0;
   size_t last = fetch.next_read;
@@ -260,13 +289,13 @@ bool Store::prepare_round(Fetch& fetch) {
 }
 
 // Hands a prepared round to the drives.
-void Store::start_round(Lock& lock, Fetch& fetch) {
+void Store::start_round(Lock& lock, Fetch& fetch, ReadRound& round) {
   fetch.busy = true;
   lock.unlock();
   try {
-    fetch.arriving->batch.submit();
+    round.batch.submit();
   } catch (...) {
-    fetch.arriving->batch = io::Batch();
+    round.batch = io::Batch();
     lock.lock();
     end(lock, fetch);
     throw;

@@ -39,6 +39,9 @@ void Store::cancel(Fetch& fetch) {
 void Store::give_back(std::unique_ptr<Fetch> fetch) {
   for (ReadRound& round : fetch->rounds) release_round(*fetch, round);
   for (const auto& [segment, entry] : fetch->pinned) {
+    cache_.foresee(*fetch->segments[segment], entry);
+  }
+  for (const auto& [segment, entry] : fetch->pinned) {
     cache_.unpin(*fetch->segments[segment], entry);
   }
   for (const int64_t segment : fetch->segment_ids) {

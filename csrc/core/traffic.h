@@ -14,7 +14,7 @@ struct Traffic {
   struct Count {
     uint64_t fetches = 0;
     uint64_t wanted = 0;    // distinct entries asked for
-    uint64_t hits = 0;      // of these, served by the cluster cache
+    uint64_t hits = 0;      // of these, served by a cluster cache
     uint64_t read = 0;      // of these, read from the drives
     uint64_t requests = 0;  // reads after coalescing
     uint64_t bytes = 0;     // read, gaps and block rounding included
