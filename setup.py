@@ -1,8 +1,8 @@
 """Builds the two operator libraries; everything else about the package is in pyproject.toml.
 
 swarm_kv/_C.so       csrc/io, csrc/core, csrc/ops and csrc/ops/cpu; always built.
-swarm_kv/_C_cuda.so  csrc/ops/cuda and csrc/ops/tensors.cpp; built where nvcc and a CUDA build of
-                     torch of the same major version are present.
+swarm_kv/_C_cuda.so  csrc/ops/cuda and a few files that both need (CUDA_LIBRARY_SHARES); built where
+                     nvcc and a CUDA build of torch of the same major version are present.
 
 Both are plain shared libraries that use only LibTorch's stable ABI and no Python C API, so one
 wheel serves every Python and every torch from 2.11 on, whichever of them it was built with. Pass
@@ -34,6 +34,7 @@ except ImportError:  # setuptools < 70.1
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 STABLE_ABI_TARGET = "0x020b000000000000"  # torch 2.11
+CUDA_LIBRARY_SHARES = ("csrc/ops/tensors.cpp", "csrc/core/signature_options.cpp")
 DEFAULT_CUDA_ARCHES = "8.0;9.0;10.0+PTX"
 
 
@@ -144,7 +145,7 @@ def extensions() -> list:
         result.append(
             cpp_extension.CUDAExtension(
                 "swarm_kv._C_cuda",
-                sources("csrc/ops/cuda/*.cpp", "csrc/ops/cuda/*.cu", "csrc/ops/tensors.cpp"),
+                sources("csrc/ops/cuda/*.cpp", "csrc/ops/cuda/*.cu", *CUDA_LIBRARY_SHARES),
                 include_dirs=[os.path.join(ROOT, "csrc")],
                 define_macros=[*macros, ("USE_CUDA", None)],
                 extra_compile_args={

@@ -3,20 +3,18 @@
 
 #include <cstring>
 
-#include "ops/tensors.h"
+#include "ops/gather_checks.h"
 
 namespace swarm_kv::ops {
 namespace {
 
-constexpr const char* kOp = "gather_entries";
+constexpr const char* kOp = kGatherEntries;
 constexpr int64_t kGrain = 64;  // entries per task: a few hundred KiB
 
 // Entries of the pool side by side: the exact passes hand them to dense kernels.
 Tensor gather_entries(Tensor pool, Tensor slots, int64_t entry_elements) {
-  Argument{kOp, "pool", pool}.on_cpu().dim(1).floating();
-  Argument{kOp, "slots", slots}.on_cpu().dim(1).dtype(ScalarType::Long);
-  check(pool.is_contiguous(), kOp, ": `pool` must be contiguous");
-  check(entry_elements > 0, kOp, ": `entry_elements` must be positive, got ", entry_elements);
+  check_on_cpu(kOp, {{"pool", pool}, {"slots", slots}});
+  check_gather_arguments(pool, slots, entry_elements);
   const Tensor list = as_contiguous(slots);
   const int64_t* offsets = data<int64_t>(list);
   const int64_t count = list.numel();

@@ -13,8 +13,13 @@ STABLE_TORCH_LIBRARY(swarm_kv, m) {
   m.def(
       "join_clusters(Tensor bits, Tensor medoid_bits, int steps, str distance, float tau, "
       "int max_replicas) -> (Tensor rows, Tensor homes)");
-  m.def("score_codes(Tensor q, Tensor codebooks, Tensor codes, float scale) -> Tensor");
-  m.def("score_packed_codes(Tensor q, Tensor codebooks, Tensor codes, float scale) -> Tensor");
+  m.def(
+      "score_codes(Tensor q, Tensor codebooks, Tensor codes, float scale, Tensor? turn=None) "
+      "-> Tensor");
+  m.def(
+      "score_packed_codes(Tensor q, Tensor codebooks, Tensor codes, float scale, Tensor? "
+      "turn=None) "
+      "-> Tensor");
   m.def("score_clusters(Tensor q, Tensor keys, float scale) -> Tensor");
   m.def("score_coded_clusters(Tensor q, Tensor keys, Tensor scales, float scale) -> Tensor");
   m.def("select_clusters(Tensor scores, Tensor offsets, Tensor members, int budget) -> Tensor");

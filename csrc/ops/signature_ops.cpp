@@ -2,12 +2,12 @@
 #include <string>
 
 #include "core/signature.h"
-#include "ops/tensors.h"
+#include "ops/signature_checks.h"
 
 namespace swarm_kv::ops {
 namespace {
 
-constexpr const char* kOp = "activation_signatures";
+constexpr const char* kOp = kActivationSignatures;
 
 // A tensor [heads, rows, dim] read where it is; copied only if its features are not contiguous.
 class View {
@@ -45,30 +45,19 @@ class View {
 Tensor activation_signatures(const Tensor& q, const Tensor& k, const Tensor& q_positions,
                              double sparsity, int64_t window, int64_t sinks, double scale,
                              std::optional<Tensor> lse, std::string heads) {
-  Argument{kOp, "q", q}.on_cpu().floating().dim(3);
-  Argument{kOp, "k", k}.on_cpu().floating().dim(3).size(2, q.size(2), "features of q");
-  Argument{kOp, "q_positions", q_positions}
-      .on_cpu()
-      .dtype(ScalarType::Long)
-      .dim(1)
-      .size(0, q.size(1), "queries");
+  check_on_cpu(kOp, {{"q", q}, {"k", k}, {"q_positions", q_positions}});
+  check_signature_tensors(q, k, q_positions, lse);
   std::optional<Tensor> lse_c;
   if (lse) {
-    Argument{kOp, "lse", *lse}
-        .on_cpu()
-        .floating()
-        .dim(2)
-        .size(0, q.size(0), "heads of q")
-        .size(1, q.size(1), "queries");
+    check_on_cpu(kOp, {{"lse", *lse}});
     lse_c = as_contiguous(*lse, ScalarType::Float);
   }
   const Tensor positions = as_contiguous(q_positions);
-  SignatureOptions options;
-  options.sparsity = sparsity;
-  options.window = window;
-  options.sinks = sinks;
-  options.scale = scale;
-  options.heads = head_aggregation(heads);
+  const SignatureOptions options{.sparsity = sparsity,
+                                 .window = window,
+                                 .sinks = sinks,
+                                 .scale = scale,
+                                 .heads = head_aggregation(heads)};
   const View queries(q);
   const View keys(k);
   const Tensor bits = empty_cpu({k.size(1), (q.size(1) + 63) / 64}, ScalarType::Long);

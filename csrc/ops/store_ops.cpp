@@ -9,8 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/store.h"
-#include "ops/tensors.h"
+#include "ops/stores.h"
 
 // The operators that reach the drives. A store crosses the operator boundary as a handle; what it
 // does there (write, read, cache) is not visible in tensors, so none of these mutates an argument.
@@ -19,33 +18,8 @@ namespace {
 
 constexpr double kLongestTimeout = 1e6;  // seconds
 
-std::mutex g_stores_mutex;
-std::map<int64_t, std::shared_ptr<Store>> g_stores;
-int64_t g_next_store = 1;
-
-std::shared_ptr<Store> store_of(int64_t handle) {
-  const std::lock_guard lock(g_stores_mutex);
-  const auto found = g_stores.find(handle);
-  if (found == g_stores.end()) {
-    throw Error(ErrorKind::kState,
-                concat("store ", handle, " does not exist or was closed: open another one"));
-  }
-  return found->second;
-}
-
 std::span<const int64_t> as_span(const Tensor& tensor) {
   return {data<int64_t>(tensor), static_cast<size_t>(tensor.numel())};
-}
-
-Tensor checked_list(const char* op, const char* name, const Tensor& tensor,
-                    ScalarType dtype = ScalarType::Long) {
-  Argument{op, name, tensor}.on_cpu().dim(1).dtype(dtype);
-  return as_contiguous(tensor);
-}
-
-std::vector<int32_t> int32_list(const char* op, const char* name, const Tensor& tensor) {
-  const Tensor list = checked_list(op, name, tensor, ScalarType::Int);
-  return {data<int32_t>(list), data<int32_t>(list) + list.numel()};
 }
 
 // Keys and values [heads, n, dim] whose rows are contiguous, kept alive while they are read.
@@ -121,16 +95,12 @@ int64_t store_open(std::vector<std::string> paths, std::string engine, bool dire
   options.cache_policy = cache_policy;
   options.verify = verify;
   options.model = {t_base, t_transfer};
-  auto store = std::make_shared<Store>(options);
-  const std::lock_guard lock(g_stores_mutex);
-  g_stores[g_next_store] = std::move(store);
-  return g_next_store++;
+  return add_store(std::make_shared<Store>(options));
 }
 
 void store_close(int64_t handle) {
   store_of(handle)->close();
-  const std::lock_guard lock(g_stores_mutex);
-  g_stores.erase(handle);
+  remove_store(handle);
 }
 
 void store_set_entry_bytes(int64_t handle, int64_t entry_bytes) {
@@ -160,11 +130,11 @@ Tensor window_append(int64_t handle, Tensor k, Tensor v) {
 }
 
 void window_retain(int64_t handle, Tensor slots) {
-  store_of(handle)->retain(as_span(checked_list("window_retain", "slots", slots)));
+  store_of(handle)->retain(as_span(list_of("window_retain", "slots", slots, ScalarType::Long)));
 }
 
 void window_release(int64_t handle, Tensor slots) {
-  store_of(handle)->release(as_span(checked_list("window_release", "slots", slots)));
+  store_of(handle)->release(as_span(list_of("window_release", "slots", slots, ScalarType::Long)));
 }
 
 int64_t segment_write(int64_t handle, Tensor k, Tensor v, Tensor offsets, Tensor members,
@@ -180,7 +150,7 @@ int64_t segment_write(int64_t handle, Tensor k, Tensor v, Tensor offsets, Tensor
   InitialFill fill;
   Tensor counts;
   if (activations) {
-    counts = checked_list("segment_write", "activations", *activations, ScalarType::Int);
+    counts = list_of("segment_write", "activations", *activations, ScalarType::Int);
     fill = {initial_fill,
             {data<int32_t>(counts), static_cast<size_t>(counts.numel())},
             profile_queries};
@@ -221,49 +191,15 @@ int64_t stored_entry_bytes(Tensor k, std::string codec_name) {
 
 void segment_free(int64_t handle, int64_t segment) { store_of(handle)->free_segment(segment); }
 
-// Row r of a ragged list is values[rows[r] .. rows[r + 1]).
-struct Ragged {
-  Tensor values;
-  Tensor rows;
-
-  Ragged(const char* name, const Tensor& v, const char* rows_name, const Tensor& r, int64_t count)
-      : values(checked_list("fetch_submit", name, v)),
-        rows(checked_list("fetch_submit", rows_name, r)) {
-    check_bounds(rows_name, as_span(rows), count, values.numel(), name);
-  }
-
-  std::span<const int64_t> row(int64_t r) const { return slice(as_span(values), as_span(rows), r); }
-
-  static std::span<const int64_t> slice(std::span<const int64_t> values,
-                                        std::span<const int64_t> bounds, int64_t r) {
-    return values.subspan(bounds[r], bounds[r + 1] - bounds[r]);
-  }
-
-  static void check_bounds(const char* name, std::span<const int64_t> bounds, int64_t rows,
-                           int64_t total, const char* of) {
-    check(static_cast<int64_t>(bounds.size()) == rows + 1, "fetch_submit: `", name, "` holds ",
-          bounds.size(), " offsets, but `limits` names ", rows, " rows: ", rows + 1,
-          " offsets are needed");
-    check(bounds.front() == 0 && bounds.back() == total && std::ranges::is_sorted(bounds),
-          "fetch_submit: `", name, "` must ascend from 0 to the length of `", of, "`, ", total);
-  }
-};
-
 std::tuple<int64_t, Tensor, Tensor, Tensor> fetch_submit(
     int64_t handle, std::vector<int64_t> segments, std::vector<int64_t> segment_rows,
     Tensor clusters, Tensor cluster_rows, Tensor entries, Tensor entry_rows,
     std::vector<int64_t> limits, std::string purpose, int64_t ahead) {
-  const auto count = static_cast<int64_t>(limits.size());
-  Ragged::check_bounds("segment_rows", segment_rows, count, segments.size(), "segments");
-  const Ragged whole("clusters", clusters, "cluster_rows", cluster_rows, count);
-  const Ragged single("entries", entries, "entry_rows", entry_rows, count);
-  std::vector<Row> rows;
-  for (int64_t r = 0; r < count; ++r) {
-    rows.push_back(
-        {Ragged::slice(segments, segment_rows, r), whole.row(r), single.row(r), limits[r]});
-  }
+  const WantedRows wanted("fetch_submit", std::move(segments), segment_rows, clusters, cluster_rows,
+                          entries, entry_rows, limits);
   Delivery resident;
-  const int64_t ticket = store_of(handle)->submit(rows, purpose_of(purpose), ahead, resident);
+  const int64_t ticket =
+      store_of(handle)->submit(wanted.rows(), purpose_of(purpose), ahead, resident);
   return {ticket, int64_tensor(resident.ids), int64_tensor(resident.slots),
           int64_tensor(resident.rows)};
 }

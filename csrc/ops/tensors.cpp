@@ -88,6 +88,21 @@ const Argument& Argument::on_cpu() const {
   return *this;
 }
 
+void check_on_cpu(const char* op, std::initializer_list<Named> arguments) {
+  for (const Named& one : arguments) Argument{op, one.name, one.tensor}.on_cpu();
+}
+
+void check_on_one_gpu(const char* op, std::initializer_list<Named> arguments) {
+  const Named& first = *arguments.begin();
+  check(first.tensor.is_cuda(), op, ": ", first.name,
+        " must be on a CUDA device like the other arguments; move it with .cuda()");
+  for (const Named& one : arguments) {
+    check(one.tensor.is_cuda() && one.tensor.get_device_index() == first.tensor.get_device_index(),
+          op, ": ", one.name, " must be on the CUDA device of ", first.name, ", number ",
+          first.tensor.get_device_index(), "; move it with .to(", first.name, ".device)");
+  }
+}
+
 Tensor as_contiguous(const Tensor& tensor, ScalarType dtype) {
   Tensor result = tensor;
   if (result.scalar_type() != dtype) result = torch::stable::to(result, dtype);

@@ -70,6 +70,16 @@ struct Argument {
   const Argument& on_cpu() const;
 };
 
+struct Named {
+  const char* name;
+  const Tensor& tensor;
+};
+
+void check_on_cpu(const char* op, std::initializer_list<Named> arguments);
+
+// All on the CUDA device of the first one.
+void check_on_one_gpu(const char* op, std::initializer_list<Named> arguments);
+
 // A contiguous tensor of `dtype` with the same values: the argument itself where it already is one.
 Tensor as_contiguous(const Tensor& tensor, ScalarType dtype);
 inline Tensor as_contiguous(const Tensor& tensor) {

@@ -60,6 +60,37 @@ TEST(Async, APartIsDeliveredWhileTheRestIsInFlight) {
   EXPECT_TRUE(all_right(seen[0]));
 }
 
+TEST(Async, ARoundFollowsBeforeTheSlowestReadOfTheOneBeforeItHasEnded) {
+  StoreOptions options;
+  options.model = {1e-7, 1e-9};
+  options.staging_bytes = 256 << 10;  // 32 reads in the first round
+  Stored stored(options);
+  stored.drives[0]->add_rule({.fault = FaultKind::kHold, .count = 1});
+  std::vector<int64_t> far;
+  for (int64_t n = 1; n < 300; n += 3) far.push_back(n);
+  const auto started = [&] { return number_in(stored.store->stats(), "requests", "\"stream\""); };
+  auto submitted = stored.start(far);
+  const uint64_t at_first = started();
+  EXPECT_LT(at_first, far.size());
+  Seen seen;
+  take(*stored.store, Pattern{}, submitted.resident, seen);
+  const Part part = wait(*stored.store, submitted.ticket);
+  take(*stored.store, Pattern{}, part.arrived, seen);
+  EXPECT_TRUE(part.more);
+  EXPECT_LT(seen[0].size(), at_first);
+  EXPECT_GT(started(), at_first);
+  stored.drives[0]->clear_rules();
+  for (bool more = true; more;) {
+    const Part next = wait(*stored.store, submitted.ticket);
+    take(*stored.store, Pattern{}, next.arrived, seen);
+    more = next.more;
+  }
+  stored.store->release_ticket(submitted.ticket);
+  EXPECT_EQ(seen[0].size(), far.size());
+  EXPECT_TRUE(all_right(seen[0]));
+  EXPECT_EQ(stored.staged(), 0u);
+}
+
 TEST(Async, ARepairHoldsNobodyUp) {
   Stored stored;
   for (const auto& drive : stored.drives) {

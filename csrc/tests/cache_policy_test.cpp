@@ -14,6 +14,7 @@
 #include <set>
 
 #include "core/cluster_cache.h"
+#include "core/entry_pool.h"
 #include "core/simulate.h"
 #include "io/error.h"
 
@@ -302,7 +303,7 @@ struct Cache {
   void fill(const std::vector<int32_t>& activations, int64_t queries,
             const std::vector<int32_t>& order) {
     cache.fill(segment, activations, queries, order,
-               [](int32_t entry, std::byte* out) { write(entry, out); });
+               [this](int32_t entry, int64_t slot) { write(entry, pool.at(slot)); });
   }
   void admit(const std::vector<int32_t>& entries) {
     std::vector<int64_t> slots;

@@ -126,6 +126,25 @@ void expect_bulk_narrows(const std::vector<float>& source) {
   }
 }
 
+TEST(ToFloat, RowsAnywhereBecomeDenseOnes) {
+  std::vector<fp16> pool;
+  for (uint32_t i = 0; i < 3000; ++i)
+    pool.push_back(fp16::from_bits(static_cast<uint16_t>(i * 29)));
+  const std::vector<int64_t> starts{1700, 0, 3, 2950, 3};
+  for (const int64_t count : {1, 7, 8, 9, 16, 50}) {
+    std::vector<float> dense(starts.size() * count + 1, -1.0f);
+    to_float_rows(pool.data(), starts.data(), static_cast<int64_t>(starts.size()), dense.data(),
+                  count);
+    for (size_t r = 0; r < starts.size(); ++r) {
+      for (int64_t i = 0; i < count; ++i) {
+        EXPECT_TRUE(same_float(dense[r * count + i], fp16::decode(pool[starts[r] + i].bits)))
+            << count << " numbers, row " << r << ", " << i;
+      }
+    }
+    EXPECT_EQ(dense.back(), -1.0f);
+  }
+}
+
 TEST(FromFloat, BulkMatchesScalar) {
   // All magnitudes of halves and beyond, between them and halfway; infinity and NaN.
   std::vector<float> values;

@@ -6,6 +6,7 @@
 
 #include "bench/cases/data.h"
 #include "core/cluster_cache.h"
+#include "core/entry_pool.h"
 
 namespace swarm_kv::bench {
 

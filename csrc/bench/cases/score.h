@@ -15,7 +15,7 @@ class Query {
   static constexpr int64_t kKvHeads = 8, kGroup = 4, kDim = 128;
 
   explicit Query(Random& random) : numbers_(random.numbers<float>(kKvHeads * kGroup * kDim)) {}
-  cpu::ScoreQueries view() const { return {numbers_.data(), kKvHeads, kGroup, kDim}; }
+  ScoreQueries view() const { return {numbers_.data(), kKvHeads, kGroup, kDim}; }
 
  private:
   std::vector<float> numbers_;

@@ -39,8 +39,8 @@ class SelectTwoLevel {
         probs_(skewed(clusters_.members, entries, random_)) {}
 
   void run() {
-    const cpu::ClusterLists lists{clusters_.offsets.data(), clusters_.members.data(),
-                                  clusters_.count(), items()};
+    const ClusterLists lists{clusters_.offsets.data(), clusters_.members.data(), clusters_.count(),
+                             items()};
     selected_ = cpu::select_two_level(probs_.data(), lists, items() / 10, kRequestCost, 0.3);
   }
   int64_t items() const { return static_cast<int64_t>(probs_.size()); }

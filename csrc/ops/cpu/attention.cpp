@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -44,25 +43,33 @@ SWARM_KV_INLINE Acc finite_shift(Acc max) {
   return max == -std::numeric_limits<Acc>::infinity() ? Acc(0) : max;
 }
 
-// The head's row as Acc: in place where the pool holds Acc, else widened into `wide`.
+// The heads' rows as Acc: in place where the pool holds Acc, else widened into `wide`.
 template <typename T, typename Acc>
-SWARM_KV_INLINE const Acc* widen(const T* source, int64_t dim, Acc* wide) {
+SWARM_KV_INLINE void widen(const T* source, const int64_t* slots, int64_t count, int64_t dim,
+                           Acc* wide, const Acc** rows) {
   if constexpr (std::is_same_v<T, Acc>) {
-    return source;
+    for (int64_t b = 0; b < count; ++b) rows[b] = source + slots[b];
   } else {
-    for (int64_t d = 0; d < dim; ++d) wide[d] = static_cast<Acc>(source[d]);
-    return wide;
+    if constexpr (std::is_same_v<T, fp16>) {
+      to_float_rows(source, slots, count, wide, dim);
+    } else {
+      for (int64_t b = 0; b < count; ++b) {
+        const T* row = source + slots[b];
+        for (int64_t d = 0; d < dim; ++d) wide[b * dim + d] = static_cast<Acc>(row[d]);
+      }
+    }
+    for (int64_t b = 0; b < count; ++b) rows[b] = wide + b * dim;
   }
 }
 
 // out[h] = rescale[h] * out[h] + sum over b of weights[h * kBlock + b] * values[b], for kHeads
 // rows.
-template <int kHeads, typename Acc>
+template <int kBytes, int kHeads, typename Acc>
 SWARM_KV_INLINE void accumulate_rows(const Acc* weights, const Acc* rescale,
                                      const Acc* const* values, int64_t count, int64_t dim,
                                      Acc* out) {
-  using V = typename Vec<Acc>::type;
-  constexpr int64_t kLanes = Vec<Acc>::kLanes;
+  using V = typename Vec<Acc, kBytes>::type;
+  constexpr int64_t kLanes = Vec<Acc, kBytes>::kLanes;
   int64_t d = 0;
   for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
     V low[kHeads], high[kHeads];
@@ -82,8 +89,8 @@ SWARM_KV_INLINE void accumulate_rows(const Acc* weights, const Acc* rescale,
       }
     }
     for (int h = 0; h < kHeads; ++h) {
-      store<Acc>(low[h], out + h * dim + d);
-      store<Acc>(high[h], out + h * dim + d + kLanes);
+      store(low[h], out + h * dim + d);
+      store(high[h], out + h * dim + d + kLanes);
     }
   }
   for (; d < dim; ++d) {
@@ -95,24 +102,25 @@ SWARM_KV_INLINE void accumulate_rows(const Acc* weights, const Acc* rescale,
   }
 }
 
-template <typename Acc>
+template <int kBytes, typename Acc>
 SWARM_KV_INLINE void accumulate_block(const Acc* weights, const Acc* rescale, int64_t heads,
                                       const Acc* const* values, int64_t count, int64_t dim,
                                       Acc* out) {
   int64_t h = 0;
   for (; h + 4 <= heads; h += 4) {
-    accumulate_rows<4>(weights + h * kBlock, rescale + h, values, count, dim, out + h * dim);
+    accumulate_rows<kBytes, 4>(weights + h * kBlock, rescale + h, values, count, dim,
+                               out + h * dim);
   }
   weights += h * kBlock;
   rescale += h;
   out += h * dim;
   switch (heads - h) {
     case 3:
-      return accumulate_rows<3>(weights, rescale, values, count, dim, out);
+      return accumulate_rows<kBytes, 3>(weights, rescale, values, count, dim, out);
     case 2:
-      return accumulate_rows<2>(weights, rescale, values, count, dim, out);
+      return accumulate_rows<kBytes, 2>(weights, rescale, values, count, dim, out);
     case 1:
-      return accumulate_rows<1>(weights, rescale, values, count, dim, out);
+      return accumulate_rows<kBytes, 1>(weights, rescale, values, count, dim, out);
     default:
       return;
   }
@@ -132,29 +140,41 @@ SWARM_KV_INLINE void cap_scores(Acc* scores, int64_t count, Acc cap) {
 
 // Scores become weights exp(score - max), with max and sum carried on from the blocks before;
 // returns what they must be scaled by.
-template <typename Acc>
+template <int kBytes, typename Acc>
 SWARM_KV_INLINE Acc weigh_block(Acc* scores, int64_t count, Acc& max, Acc& sum) {
-  const Acc block_max = max_of(scores, count, max);
+  const Acc block_max = max_of<kBytes>(scores, count, max);
   const Acc shift = finite_shift(block_max);
-  for (int64_t b = 0; b < count; ++b) scores[b] = exp_nonpositive(scores[b] - shift);
+  exp_below<kBytes>(scores, count, shift, scores);
   const Acc rescale = exp_nonpositive(max - shift);
-  sum = sum * rescale + sum_of(scores, count);
+  sum = sum * rescale + sum_of<kBytes>(scores, count);
   max = block_max;
   return rescale;
 }
 
-// Elements of scratch that attend_chunk needs.
+// Elements of scratch that attend needs.
 template <typename T, typename Acc>
 int64_t scratch_size(const SparseAttention<T, Acc>& call) {
   const int64_t group = call.query_heads / call.kv_heads;
   return group * kBlock + group + (std::is_same_v<T, Acc> ? 0 : kBlock * call.dim);
 }
 
-template <typename T, typename Acc>
-SWARM_KV_INLINE void attend_chunk(const SparseAttention<T, Acc>& call, const Chunk& chunk,
-                                  const Partial<Acc>& partial, Acc* scratch) {
+// Entries lie anywhere in the pool, where the processor foresees nothing: asks for part `part` of
+// `parts` of them early, each as a whole, since memory gives neighbouring lines sooner than others.
+template <typename T>
+SWARM_KV_INLINE void prefetch_entries(const T* pool, const int64_t* slots, int64_t count,
+                                      int64_t entry_size, int64_t part, int64_t parts) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t b = count * part / parts; b < count * (part + 1) / parts; ++b) {
+    for (int64_t d = 0; d < entry_size; d += kLine) __builtin_prefetch(pool + slots[b] + d, 0, 2);
+  }
+}
+
+template <int kBytes, typename T, typename Acc>
+SWARM_KV_INLINE void attend_by(const SparseAttention<T, Acc>& call, const Chunk& chunk,
+                               const Partial<Acc>& partial, Acc* scratch) {
   const int64_t group = call.query_heads / call.kv_heads;
   const int64_t dim = call.dim;
+  const int64_t entry_size = 2 * call.kv_heads * dim;
   Acc* scores = scratch;
   Acc* rescale = scores + group * kBlock;
   Acc* wide = rescale + group;
@@ -166,45 +186,38 @@ SWARM_KV_INLINE void attend_chunk(const SparseAttention<T, Acc>& call, const Chu
   for (int64_t first = chunk.first; first < chunk.last; first += kBlock) {
     const int64_t count = std::min(kBlock, chunk.last - first);
     const int64_t* slots = call.slots + first;
+    const int64_t* next = slots + count;
+    const int64_t next_count = std::min(kBlock, chunk.last - first - count);
     for (int64_t kv = 0; kv < call.kv_heads; ++kv) {
       const int64_t head = kv * group;
       const T* keys = call.pool + kv * dim;
       const T* values = keys + call.kv_heads * dim;
-      for (int64_t b = 0; b < count; ++b) rows[b] = widen(keys + slots[b], dim, wide + b * dim);
+      prefetch_entries(call.pool, next, next_count, entry_size, 2 * kv, 2 * call.kv_heads);
+      widen(keys, slots, count, dim, wide, rows);
       const Acc* queries = call.q + (chunk.row * call.query_heads + head) * dim;
-      for (int64_t b = 0; b < count; ++b) {
-        dot_all(queries, group, dim, rows[b], dim, call.scale, scores + b, kBlock);
-      }
+      dot_all<kBytes>(queries, group, dim, rows, count, dim, call.scale, scores, kBlock);
       for (int64_t h = 0; h < group; ++h) {
         if (call.softcap != 0) cap_scores(scores + h * kBlock, count, call.softcap);
-        rescale[h] =
-            weigh_block(scores + h * kBlock, count, partial.max[head + h], partial.sum[head + h]);
+        rescale[h] = weigh_block<kBytes>(scores + h * kBlock, count, partial.max[head + h],
+                                         partial.sum[head + h]);
       }
-      for (int64_t b = 0; b < count; ++b) rows[b] = widen(values + slots[b], dim, wide + b * dim);
-      accumulate_block(scores, rescale, group, rows, count, dim, partial.out + head * dim);
+      prefetch_entries(call.pool, next, next_count, entry_size, 2 * kv + 1, 2 * call.kv_heads);
+      widen(values, slots, count, dim, wide, rows);
+      accumulate_block<kBytes>(scores, rescale, group, rows, count, dim, partial.out + head * dim);
     }
   }
 }
 
-SWARM_KV_CLONES void attend(const SparseAttention<float, float>& call, const Chunk& chunk,
-                            const Partial<float>& partial, float* scratch) {
-  attend_chunk(call, chunk, partial, scratch);
-}
-
-SWARM_KV_CLONES void attend(const SparseAttention<fp16, float>& call, const Chunk& chunk,
-                            const Partial<float>& partial, float* scratch) {
-  attend_chunk(call, chunk, partial, scratch);
-}
-
-SWARM_KV_CLONES void attend(const SparseAttention<bf16, float>& call, const Chunk& chunk,
-                            const Partial<float>& partial, float* scratch) {
-  attend_chunk(call, chunk, partial, scratch);
-}
-
-SWARM_KV_CLONES void attend(const SparseAttention<double, double>& call, const Chunk& chunk,
-                            const Partial<double>& partial, double* scratch) {
-  attend_chunk(call, chunk, partial, scratch);
-}
+#define SWARM_KV_ATTEND(T, Acc)                                             \
+  SWARM_KV_WIDTHS(void, attend,                                             \
+                  (const SparseAttention<T, Acc>& call, const Chunk& chunk, \
+                   const Partial<Acc>& partial, Acc* scratch),              \
+                  (call, chunk, partial, scratch))
+SWARM_KV_ATTEND(float, float)
+SWARM_KV_ATTEND(fp16, float)
+SWARM_KV_ATTEND(bf16, float)
+SWARM_KV_ATTEND(double, double)
+#undef SWARM_KV_ATTEND
 
 // Adds the partials of one row, then the sink, and normalises into out and lse.
 template <typename Acc>
@@ -231,14 +244,12 @@ void finish_row(const Partial<Acc>* partials, int64_t count, int64_t heads, int6
   }
 }
 
-// Cuts the rows into chunks of about a quarter of a thread's share. chunk_offsets[r] .. [r + 1] are
-// row r's.
+// Cuts the rows into equal chunks, at most four a thread. chunk_offsets[r] .. [r + 1] are row r's.
 std::vector<Chunk> split_rows(const int64_t* row_offsets, int64_t rows, int64_t threads,
                               std::vector<int64_t>& chunk_offsets) {
-  const int64_t total = row_offsets[rows] - row_offsets[0];
-  const int64_t share = (total + 4 * threads - 1) / (4 * threads);
-  const int64_t length = threads == 1 ? std::max<int64_t>(total, 1)
-                                      : std::max(kMinChunk, (share + kBlock - 1) / kBlock * kBlock);
+  const int64_t total = std::max<int64_t>(row_offsets[rows] - row_offsets[0], 1);
+  const int64_t pieces = threads == 1 ? 1 : std::clamp<int64_t>(total / kMinChunk, 1, 4 * threads);
+  const int64_t length = (total + pieces - 1) / pieces;
   std::vector<Chunk> chunks;
   chunk_offsets.assign(1, 0);
   for (int64_t row = 0; row < rows; ++row) {
@@ -265,9 +276,11 @@ void run(const SparseAttention<T, Acc>& call) {
     split_chunks += own > 1 ? own : 0;
   }
   const int64_t scratch = scratch_size(call);
-  const auto buffer = std::make_unique_for_overwrite<Acc[]>(
-      split_chunks * row_size + count * (2 * call.query_heads + scratch));
-  Acc* next_out = buffer.get();
+  // Kept: a block of this size that is given back makes malloc tidy up at every call.
+  static thread_local std::vector<Acc> kept;
+  const size_t wanted = split_chunks * row_size + count * (2 * call.query_heads + scratch);
+  if (kept.size() < wanted) kept.resize(wanted);
+  Acc* next_out = kept.data();
   Acc* next_state = next_out + split_chunks * row_size;
   Acc* scratches = next_state + count * 2 * call.query_heads;
   std::vector<Partial<Acc>> partials;

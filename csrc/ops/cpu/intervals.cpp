@@ -50,23 +50,22 @@ double turn(const Point& a, const Point& b, const Point& c) {
 template <int kSide>
 class Border {
  public:
+  // Room for `points` of them.
+  void reserve(size_t points) { points_.resize(std::max(points_.size(), points)); }
   void restart(const Point& apex) {
-    points_.clear();
-    points_.push_back(apex);
-    first_ = 0;
+    points_[0] = apex;
+    first_ = last_ = 0;
   }
   const Point& apex() const { return points_[first_]; }
   const Point& next() const { return points_[first_ + 1]; }
-  bool bare() const { return first_ + 1 == points_.size(); }
+  bool bare() const { return first_ == last_; }
   void advance() { ++first_; }
 
   // Lays the border on to `point`; `other` is the opposite one. Where it cuts across that one, the
   // string is known up to where it does: calls emit(from, to) for each straight part of it.
   template <typename Emit>
   void extend(const Point& point, Border<-kSide>& other, const Emit& emit) {
-    while (!bare() && kSide * turn(points_.end()[-2], points_.back(), point) <= 0) {
-      points_.pop_back();
-    }
+    while (!bare() && kSide * turn(points_[last_ - 1], points_[last_], point) <= 0) --last_;
     if (bare() && other.is_crossed_by(point)) {
       do {
         emit(other.apex(), other.next());
@@ -74,7 +73,7 @@ class Border {
       } while (other.is_crossed_by(point));
       restart(other.apex());
     }
-    points_.push_back(point);
+    points_[++last_] = point;
   }
 
   // Whether a straight way from the apex to `point`, on the opposite border, leaves this one.
@@ -83,27 +82,34 @@ class Border {
   }
 
  private:
-  std::vector<Point> points_;
-  size_t first_ = 0;  // the apex; points before it are done with
+  std::vector<Point> points_;  // first_ to last_ are in use
+  size_t first_ = 0;           // the apex; points before it are done with
+  size_t last_ = 0;
 };
 
 // The pieces of all spans that it is given, in their order.
 class TautString {
  public:
   // gains: what each position brings, positive.
-  TautString(const std::vector<float>& gains, double request_cost)
-      : gains_(gains), half_(request_cost / 2) {}
+  void restart(const std::vector<float>& gains, double request_cost) {
+    gains_ = &gains;
+    half_ = request_cost / 2;
+    upper_.reserve(gains.size() + 2);
+    lower_.reserve(gains.size() + 2);
+    pieces_.clear();
+  }
 
   // Solves for the positions of `span` where none around it are ever taken, which fixes the ends.
   void solve(const Span& span) {
     upper_.restart({0.0, span.begin - half_, span.begin});
     lower_.restart(upper_.apex());
     const auto emit = [this](const Point& from, const Point& to) { add_piece(from, to); };
-    double sum = gains_[span.begin];
+    const float* const gains = gains_->data();
+    double sum = gains[span.begin];
     for (int32_t i = span.begin + 1; i < span.end; ++i) {
       upper_.extend({sum, i + half_, i}, lower_, emit);
       lower_.extend({sum, i - half_, i}, upper_, emit);
-      sum += gains_[i];
+      sum += gains[i];
     }
     const Point end{sum, span.end + half_, span.end};
     upper_.extend(end, lower_, emit);
@@ -113,7 +119,7 @@ class TautString {
     }
   }
 
-  std::vector<Piece> take_pieces() { return std::move(pieces_); }
+  std::vector<Piece>& pieces() { return pieces_; }
 
  private:
   void add_piece(const Point& from, const Point& to) {
@@ -123,56 +129,98 @@ class TautString {
         {{from.position, to.position}, static_cast<float>(std::min(price, double{Limits::max()}))});
   }
 
-  const std::vector<float>& gains_;
-  double half_;
+  const std::vector<float>* gains_ = nullptr;
+  double half_ = 0;
   Border<1> upper_;
   Border<-1> lower_;
   std::vector<Piece> pieces_;
 };
 
+// Kept by each thread: a call as large as the last one asks for no memory but its result's.
+struct Scratch {
+  std::vector<uint8_t> seen, taken;  // per entry
+  std::vector<float> gains;          // per position
+  std::vector<double> leads;
+  std::vector<uint8_t> came_from_inside;
+  std::vector<Span> spans;
+  TautString string;
+  std::vector<int32_t> order;  // of pieces
+};
+
+// Not inlined: knowing where it is, GCC would look that up at each use, which takes a call.
+__attribute__((noinline)) Scratch& own_scratch() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
 // The optimal set at one price, in ascending order: the best sum of positions so far that ends
 // inside an interval, relative to the best that ends outside, and then the way back.
-std::vector<Span> optimal_spans(const std::vector<float>& gains, double price,
-                                double request_cost) {
-  const int32_t count = static_cast<int32_t>(gains.size());
-  const double opening = -price * request_cost;
-  std::vector<uint8_t> came_from_inside(count);  // bit 0: to outside, bit 1: to inside
-  double lead = opening;
+void optimal_spans(double price, double request_cost, Scratch& scratch) {
+  const int32_t count = static_cast<int32_t>(scratch.gains.size());
+  const float* const gains = scratch.gains.data();
+  // Leads are raised by the price: of limits that GCC knows, or of std::clamp, it makes branches.
+  const double even = price, behind = price - price * request_cost;
+  scratch.leads.resize(count);
+  double* const leads = scratch.leads.data();
+  double lead = behind;
   for (int32_t i = 0; i < count; ++i) {
-    came_from_inside[i] = static_cast<uint8_t>((lead > 0) | (lead > opening) << 1);
-    lead = std::clamp(lead, opening, 0.0) + (gains[i] - price);
+    leads[i] = lead;
+    lead = lead > behind ? lead : behind;
+    lead = lead < even ? lead : even;
+    lead += gains[i] - price;
   }
-  std::vector<Span> spans;
-  bool inside = lead > 0;
+  scratch.came_from_inside.resize(count);
+  uint8_t* const came_from_inside = scratch.came_from_inside.data();  // bit 0: to outside, 1: in
+  for (int32_t i = 0; i < count; ++i) {
+    came_from_inside[i] = static_cast<uint8_t>((leads[i] > even) | (leads[i] > behind) << 1);
+  }
+  // Without a branch on what cannot be foreseen: each place is written until it holds a span.
+  std::vector<Span>& spans = scratch.spans;
+  spans.resize(count / 2 + 2);
+  size_t found = 0;
+  int inside = lead > even;
   int32_t end = count;
   for (int32_t i = count - 1; i >= 0; --i) {
-    const bool before = (came_from_inside[i] >> inside & 1) != 0;
-    if (inside && !before) spans.push_back({i, end});
-    if (!inside && before) end = i;
+    const int before = came_from_inside[i] >> inside & 1;
+    spans[found] = {i, end};
+    found += inside & ~before;
+    end = ~inside & before & 1 ? i : end;
     inside = before;
   }
+  spans.resize(found);
   std::reverse(spans.begin(), spans.end());
-  return spans;
 }
 
 // Where requests cost nothing every position stands for itself.
-std::vector<Piece> single_positions(const float* probs, const int32_t* members, int64_t count) {
-  std::vector<Piece> pieces(count);
+void single_positions(const float* probs, const int32_t* members, int64_t count,
+                      std::vector<Piece>& pieces) {
+  pieces.resize(count);
   for (int64_t i = 0; i < count; ++i) {
     pieces[i] = {{static_cast<int32_t>(i), static_cast<int32_t>(i + 1)}, probs[members[i]]};
   }
-  return pieces;
+}
+
+double sum_of(const float* values, int64_t count) {
+  constexpr int kSums = 4;  // at a time: one alone would wait for every addition
+  double sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums <= count; i += kSums) {
+    for (int s = 0; s < kSums; ++s) sums[s] += values[i + s];
+  }
+  return std::accumulate(values + i, values + count, sums[0] + sums[1] + sums[2] + sums[3]);
 }
 
 // The pieces that may be needed. A copy of an entry that lies further ahead already brings nothing.
 // A millionth of the mean is added everywhere, so that every position brings something.
-std::vector<Piece> pieces_of(const float* probs, int64_t entries, const int32_t* members,
-                             int64_t count, int64_t budget, double request_cost) {
-  const double total = std::accumulate(probs, probs + entries, 0.0);
+void find_pieces(const float* probs, int64_t entries, const int32_t* members, int64_t count,
+                 int64_t budget, double request_cost, Scratch& scratch) {
+  const double total = sum_of(probs, entries);
   const float least =
       std::max(static_cast<float>(1e-6 * total / static_cast<double>(entries)), Limits::min());
-  std::vector<uint8_t> seen(entries, 0);
-  std::vector<float> gains(count);
+  scratch.seen.assign(entries, 0);
+  scratch.gains.resize(count);
+  uint8_t* const seen = scratch.seen.data();  // writing bytes, the compiler trusts locals alone
+  float* const gains = scratch.gains.data();
   std::array<int32_t, kBins> strongest{};
   for (int64_t i = 0; i < count; ++i) {
     uint8_t& known = seen[members[i]];
@@ -180,20 +228,21 @@ std::vector<Piece> pieces_of(const float* probs, int64_t entries, const int32_t*
     strongest[bin_of(gains[i])] += known == 0;
     known = 1;
   }
-  TautString string(gains, request_cost);
   // At this price each of the `budget` strongest entries is worth an interval of its own, so the
   // budget is met at it or above, and what the optimal set leaves out there never matters.
   int bin = 0;
   for (int64_t held = 0; bin < kBins && (held += strongest[bin]) < budget;) ++bin;
   const double price = bin < kBins ? 0.999 * lower_edge(bin) / (1 + request_cost) : 0.0;
-  for (const Span& span : optimal_spans(gains, price, request_cost)) string.solve(span);
-  return string.take_pieces();
+  optimal_spans(price, request_cost, scratch);
+  scratch.string.restart(scratch.gains, request_cost);
+  for (const Span& span : scratch.spans) scratch.string.solve(span);
 }
 
 // Indices of pieces by bins of descending price; only within a bin they still stand by position.
 class PriceBins {
  public:
-  explicit PriceBins(const std::vector<Piece>& pieces) : order_(pieces.size()) {
+  PriceBins(const std::vector<Piece>& pieces, std::vector<int32_t>& order) : order_(order) {
+    order_.resize(pieces.size());
     for (const Piece& piece : pieces) ++ends_[bin_of(piece.price)];
     std::partial_sum(ends_.begin(), ends_.end(), ends_.begin());
     std::array<int32_t, kBins> next;
@@ -207,24 +256,30 @@ class PriceBins {
   int32_t* end(int bin) { return order_.data() + ends_[bin]; }
 
  private:
-  std::vector<int32_t> order_;
+  std::vector<int32_t>& order_;
   std::array<int32_t, kBins> ends_{};
 };
 
 // Entries taken so far.
 class Taken {
  public:
-  Taken(const float* probs, int64_t entries, const int32_t* members, int64_t budget)
-      : probs_(probs), members_(members), taken_(entries, 0), left_(budget) {}
+  Taken(const float* probs, int64_t entries, const int32_t* members, int64_t budget,
+        std::vector<uint8_t>& room)
+      : probs_(probs), members_(members), entries_(entries), left_(budget) {
+    room.assign(entries, 0);
+    taken_ = room.data();
+  }
 
   int64_t left() const { return left_; }
 
   void take(const Span& span) {
+    int64_t fresh = 0;
     for (int32_t i = span.begin; i < span.end; ++i) {
       uint8_t& taken = taken_[members_[i]];
-      left_ -= taken == 0;
+      fresh += taken == 0;
       taken = 1;
     }
+    left_ -= fresh;
   }
 
   // As much of the span as is left to take: neighbours, those with the greatest sum of
@@ -249,17 +304,22 @@ class Taken {
   }
 
   std::vector<int64_t> ids() const {
-    std::vector<int64_t> result;
-    for (size_t entry = 0; entry < taken_.size(); ++entry) {
-      if (taken_[entry] != 0) result.push_back(static_cast<int64_t>(entry));
+    // Without a branch on what cannot be foreseen; one place more, which what is not taken fills.
+    std::vector<int64_t> result(std::count(taken_, taken_ + entries_, 1) + 1);
+    size_t found = 0;
+    for (int64_t entry = 0; entry < entries_; ++entry) {
+      result[found] = entry;
+      found += taken_[entry];
     }
+    result.pop_back();
     return result;
   }
 
  private:
   const float* probs_;
   const int32_t* members_;
-  std::vector<uint8_t> taken_;
+  int64_t entries_;
+  uint8_t* taken_;  // per entry
   int64_t left_;
 };
 
@@ -267,16 +327,20 @@ class Taken {
 
 std::vector<int64_t> select_intervals(const float* probs, int64_t entries, const int32_t* members,
                                       int64_t count, int64_t budget, double request_cost) {
-  Taken taken(probs, entries, members, std::min(budget, entries));
+  Scratch& scratch = own_scratch();
+  Taken taken(probs, entries, members, std::min(budget, entries), scratch.taken);
   if (budget == 0 || count == 0) return taken.ids();
   if (budget >= entries) {
     taken.take({0, static_cast<int32_t>(count)});
     return taken.ids();
   }
-  const std::vector<Piece> pieces =
-      request_cost > 0 ? pieces_of(probs, entries, members, count, budget, request_cost)
-                       : single_positions(probs, members, count);
-  PriceBins bins(pieces);
+  std::vector<Piece>& pieces = scratch.string.pieces();
+  if (request_cost > 0) {
+    find_pieces(probs, entries, members, count, budget, request_cost, scratch);
+  } else {
+    single_positions(probs, members, count, pieces);
+  }
+  PriceBins bins(pieces, scratch.order);
   for (int bin = 0; bin < kBins && taken.left() > 0; ++bin) {
     int32_t *const begin = bins.begin(bin), *const end = bins.end(bin);
     int64_t positions = 0;

@@ -15,6 +15,8 @@ namespace {
 
 // Items scored at a time: a few rows of scores stay in the first-level cache.
 constexpr int64_t kBlock = 512;
+// Fewer are not worth a second thread: where the cores are busy, meeting it takes far longer.
+constexpr int64_t kFewBlocks = 32;
 
 // Rows of one KV head that are scored together, at most kMaxWidth.
 struct RowGroup {
@@ -170,71 +172,19 @@ float round_tables(const float* tables, int64_t width, int64_t parts, uint8_t* r
   return range / kScanTableMax;
 }
 
-// The sums of the lanes of four vectors, in the order of sum_lanes.
-SWARM_KV_INLINE void sum_lanes_of_four(const Vec<float>::type* vectors, float* sums) {
-  typedef float Half __attribute__((vector_size(32)));
-  typedef float Quarter __attribute__((vector_size(16)));
-  Quarter quarters[4];
-  for (int i = 0; i < 4; ++i) {
-    Half half[2];
-    std::memcpy(half, &vectors[i], sizeof(half));
-    half[0] += half[1];
-    Quarter quarter[2];
-    std::memcpy(quarter, &half[0], sizeof(quarter));
-    quarters[i] = quarter[0] + quarter[1];
-  }
-  const Quarter first = __builtin_shufflevector(quarters[0], quarters[1], 0, 4, 1, 5) +
-                        __builtin_shufflevector(quarters[0], quarters[1], 2, 6, 3, 7);
-  const Quarter second = __builtin_shufflevector(quarters[2], quarters[3], 0, 4, 1, 5) +
-                         __builtin_shufflevector(quarters[2], quarters[3], 2, 6, 3, 7);
-  const Quarter result = __builtin_shufflevector(first, second, 0, 1, 4, 5) +
-                         __builtin_shufflevector(first, second, 2, 3, 6, 7);
-  std::memcpy(sums, &result, sizeof(result));
+// scores[r * kBlock + n]
+template <int kBytes>
+SWARM_KV_INLINE void dot_block_by(const float* queries, int64_t rows, int64_t dim,
+                                  const float* keys, int64_t count, float scale, float* scores) {
+  const float* key[kBlock];
+  for (int64_t n = 0; n < count; ++n) key[n] = keys + n * dim;
+  dot_all<kBytes>(queries, rows, dim, key, count, dim, scale, scores, kBlock);
 }
 
-// scores[r * kBlock + n] for four rows and kKeys neighbouring keys.
-template <int kKeys>
-SWARM_KV_INLINE void dot_tile(const float* queries, int64_t dim, const float* keys, float scale,
-                              float* scores) {
-  using V = Vec<float>::type;
-  V sums[kKeys][4] = {};
-  int64_t d = 0;
-  for (; d + Vec<float>::kLanes <= dim; d += Vec<float>::kLanes) {
-    V key[kKeys];
-    for (int n = 0; n < kKeys; ++n) load(keys + n * dim + d, key[n]);
-    for (int r = 0; r < 4; ++r) {
-      V query;
-      load(queries + r * dim + d, query);
-      for (int n = 0; n < kKeys; ++n) sums[n][r] += query * key[n];
-    }
-  }
-  for (int n = 0; n < kKeys; ++n) {
-    float dots[4];
-    sum_lanes_of_four(sums[n], dots);
-    for (int r = 0; r < 4; ++r) {
-      for (int64_t tail = d; tail < dim; ++tail) {
-        dots[r] += queries[r * dim + tail] * keys[n * dim + tail];
-      }
-      scores[r * kBlock + n] = scale * dots[r];
-    }
-  }
-}
-
-SWARM_KV_CLONES void dot_block(const float* queries, int64_t rows, int64_t dim, const float* keys,
-                               int64_t count, float scale, float* scores) {
-  for (; rows >= 4; rows -= 4) {
-    int64_t n = 0;
-    for (; n + 4 <= count; n += 4) {
-      dot_tile<4>(queries, dim, keys + n * dim, scale, scores + n);
-    }
-    for (; n < count; ++n) dot_tile<1>(queries, dim, keys + n * dim, scale, scores + n);
-    queries += 4 * dim;
-    scores += 4 * kBlock;
-  }
-  for (int64_t n = 0; n < count && rows > 0; ++n) {
-    dot_all(queries, rows, dim, keys + n * dim, dim, scale, scores + n, kBlock);
-  }
-}
+SWARM_KV_WIDTHS(void, dot_block,
+                (const float* queries, int64_t rows, int64_t dim, const float* keys, int64_t count,
+                 float scale, float* scores),
+                (queries, rows, dim, keys, count, scale, scores))
 
 // One block of one row: weights become exp(score - max).
 struct BlockState {
@@ -242,37 +192,38 @@ struct BlockState {
   float sum;
 };
 
-SWARM_KV_CLONES BlockState exponentiate(const float* scores, int64_t count, float* weights) {
-  using V = Vec<float>::type;
-  const float max = max_of(scores, count, -std::numeric_limits<float>::infinity());
+template <int kBytes>
+SWARM_KV_INLINE BlockState exponentiate_by(const float* scores, int64_t count, float* weights) {
+  const float max = max_of<kBytes>(scores, count, -std::numeric_limits<float>::infinity());
   const float shift = max == -std::numeric_limits<float>::infinity() ? 0.0f : max;
-  int64_t n = 0;
-  for (; n + Vec<float>::kLanes <= count; n += Vec<float>::kLanes) {
-    V score;
-    load(scores + n, score);
-    exp_nonpositive<V, VecBits>(score - shift, score);
-    store<float>(score, weights + n);
-  }
-  for (; n < count; ++n) weights[n] = fast_expf(scores[n] - shift);
-  return {max, sum_of(weights, count)};
+  exp_below<kBytes>(scores, count, shift, weights);
+  return {max, sum_of<kBytes>(weights, count)};
 }
 
-SWARM_KV_INLINE void load_weights(const float* source, Vec<float>::type& vector) {
+SWARM_KV_WIDTHS(BlockState, exponentiate, (const float* scores, int64_t count, float* weights),
+                (scores, count, weights))
+
+template <int kBytes>
+SWARM_KV_INLINE void load_weights(const float* source, typename Vec<float, kBytes>::type& vector) {
   load(source, vector);
 }
 
-SWARM_KV_INLINE void load_weights(const bf16* source, Vec<float>::type& vector) {
-  typedef uint16_t Shorts __attribute__((vector_size(32)));
+template <int kBytes>
+SWARM_KV_INLINE void load_weights(const bf16* source, typename Vec<float, kBytes>::type& vector) {
+  typedef uint16_t Shorts __attribute__((vector_size(kBytes / 2)));
+  using Bits = typename Vec<float, kBytes>::bits;
   Shorts half;
   std::memcpy(&half, source, sizeof(half));
-  vector = __builtin_bit_cast(Vec<float>::type, __builtin_convertvector(half, VecBits) << 16);
+  const Bits bits = __builtin_convertvector(half, Bits) << 16;
+  std::memcpy(&vector, &bits, sizeof(vector));
 }
 
 // The same for scores of `step` times an integer, which are rough by themselves: so are the
 // weights, within 1 %, in 16 bits. The bits of a bf16 are nearly its logarithm in 128ths of an
 // octave; what the mantissa is off by is nearly a parabola.
-SWARM_KV_CLONES BlockState exponentiate_sums(const uint16_t* sums, int64_t count, float step,
-                                             bf16* weights) {
+template <int kBytes>
+SWARM_KV_INLINE BlockState exponentiate_sums_by(const uint16_t* sums, int64_t count, float step,
+                                                bf16* weights) {
   constexpr uint16_t kOne = 127 << 7;  // the bits of 1
   uint16_t max = 0;
   for (int64_t n = 0; n < count; ++n) max = sums[n] > max ? sums[n] : max;
@@ -291,33 +242,39 @@ SWARM_KV_CLONES BlockState exponentiate_sums(const uint16_t* sums, int64_t count
     const uint16_t excess = (uint32_t{parabola} * 176) >> 16;
     weights[n].bits = bits - excess;
   }
-  using V = Vec<float>::type;
+  using V = typename Vec<float, kBytes>::type;
+  constexpr int64_t kLanes = Vec<float, kBytes>::kLanes;
   V total = {}, some;
   int64_t n = 0;
-  for (; n + Vec<float>::kLanes <= count; n += Vec<float>::kLanes) {
-    load_weights(weights + n, some);
+  for (; n + kLanes <= count; n += kLanes) {
+    load_weights<kBytes>(weights + n, some);
     total += some;
   }
-  float sum = sum_lanes(total);
+  float sum = sum_lanes<kBytes, float>(total);
   for (; n < count; ++n) sum += weights[n];
   return {step * static_cast<float>(max), sum};
 }
 
-template <typename W>
-SWARM_KV_INLINE void combine_rows(const W* weights, int64_t row_stride, const float* factors,
-                                  int64_t factor_stride, int64_t rows, int64_t count, bool first,
-                                  float* out) {
-  using V = Vec<float>::type;
+SWARM_KV_WIDTHS(BlockState, exponentiate_sums,
+                (const uint16_t* sums, int64_t count, float step, bf16* weights),
+                (sums, count, step, weights))
+
+template <int kBytes, typename W>
+SWARM_KV_INLINE void combine_by(const W* weights, int64_t row_stride, const float* factors,
+                                int64_t factor_stride, int64_t rows, int64_t count, bool first,
+                                float* out) {
+  using V = typename Vec<float, kBytes>::type;
+  constexpr int64_t kLanes = Vec<float, kBytes>::kLanes;
   int64_t n = 0;
-  for (; n + Vec<float>::kLanes <= count; n += Vec<float>::kLanes) {
+  for (; n + kLanes <= count; n += kLanes) {
     V sum = {};
     if (!first) load(out + n, sum);
     for (int64_t r = 0; r < rows; ++r) {
       V weight;
-      load_weights(weights + r * row_stride + n, weight);
+      load_weights<kBytes>(weights + r * row_stride + n, weight);
       sum += factors[r * factor_stride] * weight;
     }
-    store<float>(sum, out + n);
+    store(sum, out + n);
   }
   for (; n < count; ++n) {
     float sum = first ? 0.0f : out[n];
@@ -329,17 +286,14 @@ SWARM_KV_INLINE void combine_rows(const W* weights, int64_t row_stride, const fl
 }
 
 // out[n] (+)= sum over rows of factor[row] * weights[row][n]
-SWARM_KV_CLONES void combine(const float* weights, int64_t row_stride, const float* factors,
-                             int64_t factor_stride, int64_t rows, int64_t count, bool first,
-                             float* out) {
-  combine_rows(weights, row_stride, factors, factor_stride, rows, count, first, out);
-}
-
-SWARM_KV_CLONES void combine(const bf16* weights, int64_t row_stride, const float* factors,
-                             int64_t factor_stride, int64_t rows, int64_t count, bool first,
-                             float* out) {
-  combine_rows(weights, row_stride, factors, factor_stride, rows, count, first, out);
-}
+#define SWARM_KV_COMBINE(W)                                                                     \
+  SWARM_KV_WIDTHS(void, combine,                                                                \
+                  (const W* weights, int64_t row_stride, const float* factors,                  \
+                   int64_t factor_stride, int64_t rows, int64_t count, bool first, float* out), \
+                  (weights, row_stride, factors, factor_stride, rows, count, first, out))
+SWARM_KV_COMBINE(float)
+SWARM_KV_COMBINE(bf16)
+#undef SWARM_KV_COMBINE
 
 // The weights of one group of rows over one block of items, and where to put them.
 template <typename W>
@@ -361,6 +315,27 @@ void weigh(const float* scores, int64_t rows, const BlockWeights<float>& block) 
   }
 }
 
+// Weights that a thread keeps room for. Up to there a call as large as the last one asks for no
+// memory.
+constexpr int64_t kKept = 1 << 19;
+
+template <typename W>
+struct Scratch {
+  std::unique_ptr<W[]> weights;
+  int64_t room = 0;
+  std::vector<BlockState> states;
+  std::vector<float> factors;
+
+  void reserve(int64_t weight_count, int64_t state_count) {
+    if (room < weight_count) {
+      weights = std::make_unique_for_overwrite<W[]>(weight_count);
+      room = weight_count;
+    }
+    states.resize(state_count);
+    factors.resize(state_count);
+  }
+};
+
 // The mean over all rows of the softmax over items. fill(group, block) writes the block's weights
 // and states. Each block is exponentiated relative to its own maximum while it is in
 // the cache; the row's maximum and sum then only scale it. One KV head after the other, so that the
@@ -371,13 +346,17 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
   const int64_t rows = queries.rows;
   const int64_t blocks = (items + kBlock - 1) / kBlock;
   const int64_t groups_per_head = static_cast<int64_t>(groups.size()) / queries.kv_heads;
-  const auto weights = std::make_unique_for_overwrite<W[]>(rows * items);
-  std::vector<BlockState> states(rows * blocks);
-  std::vector<float> factors(rows * blocks);
+  static thread_local Scratch<W> kept;
+  Scratch<W> own;
+  Scratch<W>& scratch = rows * items <= kKept ? kept : own;
+  scratch.reserve(rows * items, rows * blocks);
+  W* const weights = scratch.weights.get();
+  std::vector<BlockState>& states = scratch.states;
+  std::vector<float>& factors = scratch.factors;
 
   for (int64_t kv = 0; kv < queries.kv_heads; ++kv) {
     const int64_t first_group = kv * groups_per_head;
-    parallel_for(0, blocks * groups_per_head, 8, [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks * groups_per_head, kFewBlocks, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t block = task / groups_per_head;
         const int64_t g = first_group + task % groups_per_head;
@@ -385,7 +364,7 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
         const BlockWeights<W> target{g,
                                      first,
                                      std::min(kBlock, items - first),
-                                     weights.get() + row * items + first,
+                                     weights + row * items + first,
                                      items,
                                      states.data() + row * blocks + block,
                                      blocks};
@@ -407,17 +386,44 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
       for (int64_t b = 0; b < blocks; ++b) factors[row * blocks + b] *= inverse;
     }
 
-    parallel_for(0, blocks, 16, [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks, 2 * kFewBlocks, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t first = block * kBlock;
-        combine(weights.get() + first, items, factors.data() + block, blocks, rows,
+        combine(weights + first, items, factors.data() + block, blocks, rows,
                 std::min(kBlock, items - first), kv == 0, out + first);
       }
     });
   }
 }
 
+// out[r] += rows[r][d] * row for one d of the turn's rows, widened.
+SWARM_KV_CLONES void add_turned(const float* rows, int64_t count, int64_t stride, const float* row,
+                                int64_t dim, float* turned) {
+  for (int64_t r = 0; r < count; ++r) {
+    const float factor = rows[r * stride];
+    for (int64_t d = 0; d < dim; ++d) turned[r * stride + d] += factor * row[d];
+  }
+}
+
 }  // namespace
+
+template <typename T>
+void turn_queries(const ScoreQueries& queries, const T* turn, float* turned) {
+  const int64_t dim = queries.dim;
+  std::fill_n(turned, queries.kv_heads * queries.rows * dim, 0.0f);
+  std::vector<float> wide(dim);
+  for (int64_t kv = 0; kv < queries.kv_heads; ++kv) {
+    const int64_t first = kv * queries.rows * dim;
+    for (int64_t d = 0; d < dim; ++d) {
+      to_float(turn + (kv * dim + d) * dim, wide.data(), dim);
+      add_turned(queries.data + first + d, queries.rows, dim, wide.data(), dim, turned + first);
+    }
+  }
+}
+
+template void turn_queries<float>(const ScoreQueries&, const float*, float*);
+template void turn_queries<fp16>(const ScoreQueries&, const fp16*, float*);
+template void turn_queries<bf16>(const ScoreQueries&, const bf16*, float*);
 
 namespace {
 
@@ -427,7 +433,7 @@ std::unique_ptr<float[]> make_tables(const ScoreQueries& queries,
                                      int64_t parts, int64_t codewords, float scale) {
   const int64_t size = parts * codewords * kMaxWidth;
   auto tables = std::make_unique_for_overwrite<float[]>(groups.size() * size);
-  parallel_for(0, static_cast<int64_t>(groups.size()), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, static_cast<int64_t>(groups.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; ++g) {
       const RowGroup& group = groups[g];
       fill_tables(queries.data + (group.kv * queries.rows + group.first) * queries.dim, group.count,

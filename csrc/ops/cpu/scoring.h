@@ -3,17 +3,13 @@
 #include <cstdint>
 
 #include "core/numeric.h"
+#include "ops/score_queries.h"
 
 namespace swarm_kv::cpu {
 
-// Queries [kv_heads, rows, dim]: for each KV head the rows of all query heads and queries that it
-// serves.
-struct ScoreQueries {
-  const float* data;
-  int64_t kv_heads;
-  int64_t rows;
-  int64_t dim;
-};
+// turned[kv, r] = queries[kv, r] * turn[kv]; turn [kv_heads, dim, dim]. T is float, fp16 or bf16.
+template <typename T>
+void turn_queries(const ScoreQueries& queries, const T* turn, float* turned);
 
 // out[n] = mean over KV heads and rows of softmax_n(scale * q . key(n)); items >= 1.
 // key(n): the codewords codebooks[kv, m, codes[kv, m, n]] of all m, one after the other.

@@ -3,16 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace swarm_kv::cpu {
+#include "ops/cluster_lists.h"
 
-// Clusters as two arrays: cluster c is members[offsets[c] .. offsets[c + 1]); members beyond the
-// last cluster are in none. Every member is within [0, entries).
-struct ClusterLists {
-  const int32_t* offsets;
-  const int32_t* members;
-  int64_t count;    // of clusters
-  int64_t entries;  // of the context
-};
+namespace swarm_kv::cpu {
 
 // Cluster ids in descending score (ties: lower id) until they hold `budget` distinct entries. No
 // score is NaN.

@@ -1,5 +1,3 @@
-#include <math_constants.h>
-
 #include "ops/cuda/merge_attention.h"
 
 namespace swarm_kv::cuda {
@@ -21,7 +19,7 @@ __global__ void merge_rows(const Acc* out_a, const Acc* lse_a, const Acc* out_b,
     const Acc b = lse_b[row];
     const Acc greater = a < b ? b : a;
     // Relative to -inf every exponential would be inf - inf.
-    const Acc shift = greater == -static_cast<Acc>(CUDART_INF) ? Acc(0) : greater;
+    const Acc shift = greater == -static_cast<Acc>(INFINITY) ? Acc(0) : greater;
     const Acc weight_a = exp(a - shift);
     const Acc weight_b = exp(b - shift);
     const Acc sum = weight_a + weight_b;
@@ -35,14 +33,13 @@ __global__ void merge_rows(const Acc* out_a, const Acc* lse_a, const Acc* out_b,
 }
 
 template <typename Acc>
-cudaError_t launch(const Acc* out_a, const Acc* lse_a, const Acc* out_b, const Acc* lse_b,
-                   int64_t rows, int64_t dim, Acc* out, Acc* lse, cudaStream_t stream) {
+cudaError_t merge(const Acc* out_a, const Acc* lse_a, const Acc* out_b, const Acc* lse_b,
+                  int64_t rows, int64_t dim, Acc* out, Acc* lse, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   const int64_t needed = (rows + kWarpsPerBlock - 1) / kWarpsPerBlock;
   const unsigned blocks = static_cast<unsigned>(needed < kMaxBlocks ? needed : kMaxBlocks);
-  merge_rows<Acc><<<blocks, kWarp * kWarpsPerBlock, 0, stream>>>(out_a, lse_a, out_b, lse_b, rows,
-                                                                 dim, out, lse);
-  return cudaGetLastError();
+  return cuda::launch(merge_rows<Acc>, blocks, kWarp * kWarpsPerBlock, 0, stream, out_a, lse_a,
+                      out_b, lse_b, rows, dim, out, lse);
 }
 
 }  // namespace
@@ -50,13 +47,13 @@ cudaError_t launch(const Acc* out_a, const Acc* lse_a, const Acc* out_b, const A
 cudaError_t merge_attention(const float* out_a, const float* lse_a, const float* out_b,
                             const float* lse_b, int64_t rows, int64_t dim, float* out, float* lse,
                             cudaStream_t stream) {
-  return launch(out_a, lse_a, out_b, lse_b, rows, dim, out, lse, stream);
+  return merge(out_a, lse_a, out_b, lse_b, rows, dim, out, lse, stream);
 }
 
 cudaError_t merge_attention(const double* out_a, const double* lse_a, const double* out_b,
                             const double* lse_b, int64_t rows, int64_t dim, double* out,
                             double* lse, cudaStream_t stream) {
-  return launch(out_a, lse_a, out_b, lse_b, rows, dim, out, lse, stream);
+  return merge(out_a, lse_a, out_b, lse_b, rows, dim, out, lse, stream);
 }
 
 }  // namespace swarm_kv::cuda
