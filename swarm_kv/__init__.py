@@ -3,7 +3,7 @@
 Importing it makes the attention name "swarm_kv" known to transformers and changes nothing else.
 """
 
-from . import baselines, errors, ops, selectors
+from . import baselines, compat, errors, ops, selectors  # noqa: F401  (compat checks versions)
 from .attention import register as _register
 from .cache import SwarmCache
 from .config import SwarmConfig

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from . import compat
 from .cache import ATTENTION_NAME
 from .dense import windowed_attention
 from .errors import ArgumentError
+
+NO_WEIGHTS = "swarm_kv never builds the attention matrix: `output_attentions` is not supported"
+UNKNOWN_TERMS = ("position_bias", "sinks", "indices", "block_indices")
+"""What a few models give their attention beside queries and keys, and this one would leave out."""
 
 
 def swarm_attention(
@@ -30,7 +36,7 @@ def swarm_attention(
 
     With a `SwarmLayer` behind the keys, they are only the new tokens and the layer attends to
     everything before them too. Otherwise (a sliding layer, another cache, no cache) they are
-    complete, and attention is exact.
+    complete, and attention is exact and differentiable.
 
     Args:
         module: the attention module.
@@ -45,21 +51,36 @@ def swarm_attention(
         `(output [batch, n, heads, head_dim], None)`.
 
     Raises:
-        ArgumentError: dropout, attention weights or a 4D mask were asked for.
+        ArgumentError: dropout, attention weights, a 4D mask, or a gradient through a `SwarmLayer`
+            were asked for, or the model's attention is of a kind that is not known here.
     """
     layer = compat.take_over(key, kwargs)
     reason = None
+    unknown = [name for name in UNKNOWN_TERMS if kwargs.get(name) is not None]
     if dropout:
-        reason = f"swarm_kv is for inference: dropout is {dropout}, call model.eval()"
-    elif module.training and torch.is_grad_enabled() and query.requires_grad:
         reason = (
-            "swarm_kv is for inference and would lose the gradients: call model.eval(), or run "
-            "under torch.no_grad()"
+            f"swarm_kv's attention has no dropout and the model asks for {dropout}: call "
+            "model.eval(), or set `attention_dropout` of its config to 0"
+        )
+    elif layer is not None and module.training and torch.is_grad_enabled() and query.requires_grad:
+        reason = (
+            "swarm_kv's cache has no gradient: pass `use_cache=False` to train, or run under "
+            "torch.no_grad()"
         )
     elif kwargs.get("output_attentions"):
-        reason = "swarm_kv never builds the attention matrix: `output_attentions` is not supported"
+        reason = NO_WEIGHTS
     elif attention_mask is not None and attention_mask.ndim != 2:
         reason = f"swarm_kv takes a padding mask [batch, length], not {list(attention_mask.shape)}"
+    elif unknown:
+        reason = (
+            f"the model gives its attention `{unknown[0]}`, which swarm_kv does not support: "
+            "unpatch it"
+        )
+    elif layer is None and sliding_window is None and _in_window(module):
+        reason = (
+            "the model has a layer that attends to a window of tokens, and does not tell its "
+            "attention which, so swarm_kv does not support it: unpatch it"
+        )
     elif layer is not None and sliding_window is not None:
         reason = (
             f"layer {layer.layer_idx} attends to a window of {sliding_window} tokens but its cache "
@@ -91,11 +112,22 @@ def swarm_attention(
     return out, None
 
 
+def _in_window(module: torch.nn.Module) -> bool:
+    """Whether the configuration says that the layer does not attend to everything."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    number = getattr(module, "layer_idx", None)
+    if not kinds or number is None or number >= len(kinds):
+        return False
+    return kinds[number] in ("sliding_attention", "chunked_attention")
+
+
 def swarm_mask(
     *,
     attention_mask: torch.Tensor | None = None,
     kv_length: int,
+    mask_function: Any,
     kv_offset: int = 0,
+    local_size: int | None = None,
     use_vmap: bool = False,
     **kwargs: Any,
 ) -> torch.Tensor | None:
@@ -106,13 +138,13 @@ def swarm_mask(
     Raises:
         ArgumentError: a static cache, or a model that wants another mask than the causal one.
     """
-    end = kwargs["q_offset"] + kwargs["q_length"]
+    end = int(kwargs["q_offset"] + kwargs["q_length"])
     if kv_offset + kv_length != end:
         raise ArgumentError(
             f"swarm_kv does not work with StaticCache (it offers {kv_offset + kv_length} keys, "
             f"{end} exist): leave `cache_implementation` unset, or unpatch the model"
         )
-    if use_vmap:
+    if use_vmap or not _is_causal(mask_function, local_size):
         raise ArgumentError(
             "swarm_kv supports causal attention to text only; this model asked for a mask of its "
             "own (image tokens, packed sequences)"
@@ -121,6 +153,24 @@ def swarm_mask(
         return None
     visible = attention_mask[:, -kv_length:].to(torch.bool)
     return None if bool(visible.all()) else visible
+
+
+@torch.compiler.disable
+def _is_causal(mask_function: Any, window: int | None) -> bool:
+    """Whether a mask is the causal one (in a sliding window), with nothing laid over it."""
+    if window is None:
+        return mask_function is causal_mask_function
+    return _same(mask_function, sliding_window_causal_mask_function(window))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two functions are the same code over the same values."""
+    if isinstance(one, FunctionType) and isinstance(other, FunctionType):
+        values = ([cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other))
+        return one.__code__ == other.__code__ and _same(*map(tuple, values))
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and bool(one == other)
 
 
 def register() -> None:

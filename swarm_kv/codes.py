@@ -99,10 +99,8 @@ class Codebook:
 
         The mean over heads and queries of the softmax over the n codes.
         """
-        groups = query.float().reshape(self.turn.shape[0], -1, self.turn.shape[1])
-        turned = (groups @ self.turn.float()).view(query.shape)
         score = ops.score_codes if self.bits == 8 else ops.score_packed_codes
-        return score(turned, self.centroids, codes, 1.0)
+        return score(query, self.centroids, codes, 1.0, self.turn)
 
 
 def train(

@@ -7,14 +7,39 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+import transformers
 
+from .errors import ArgumentError
+
+OLDEST = "5.5"
+"""The oldest transformers that is supported."""
 HANDLE = "swarm_kv"
 """Name under which a cache layer travels from `update()` to the attention function."""
+
+
+def check_version(found: str) -> None:
+    """Refuse a transformers that is too old, before anything of it is used.
+
+    Raises:
+        ImportError: names the version and the way to a newer one.
+    """
+
+    def numbers(version: str) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+    if numbers(found) < numbers(OLDEST):
+        raise ImportError(
+            f"swarm_kv needs transformers {OLDEST} or newer, this is {found}: "
+            f'pip install "transformers>={OLDEST},<6"'
+        )
+
+
+check_version(transformers.__version__)
 
 
 def cache_arg(model: Any) -> str:
@@ -69,13 +94,14 @@ def registered(
     name: str, attention: Callable[..., Any], mask: Callable[..., Any]
 ) -> Iterator[None]:
     """Make an attention implementation known under `name` until the context ends."""
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
+    interfaces = transformers.AttentionInterface, transformers.AttentionMaskInterface
+    for interface, function in zip(interfaces, (attention, mask), strict=True):
+        interface.register(name, function)
     try:
         yield
     finally:  # there is no public way to take a name back
-        AttentionInterface._global_mapping.pop(name, None)
-        AttentionMaskInterface._global_mapping.pop(name, None)
+        for interface in interfaces:
+            interface._global_mapping.pop(name, None)
 
 
 def hand_over(layer: Any, key_states: torch.Tensor, kwargs: dict[str, Any] | None) -> None:
@@ -94,14 +120,67 @@ def take_over(key_states: torch.Tensor, kwargs: dict[str, Any]) -> Any | None:
     """Take back the layer given by `hand_over`; None when the keys come from another cache."""
     layer = kwargs.pop(HANDLE, None)
     if layer is None:
-        layer = key_states.__dict__.pop("_swarm_kv_layer", None)
+        layer = _taken_off(key_states)
     return layer
+
+
+@torch.compiler.disable  # compilers do not see what is written onto a tensor
+def _taken_off(key_states: torch.Tensor) -> Any | None:
+    return key_states.__dict__.pop("_swarm_kv_layer", None)
+
+
+def crop_takes_removals() -> bool:
+    """Whether `crop` of transformers' own layers takes minus the number of tokens to remove.
+
+    So it is since 5.17; only then do sliding layers know how to go back.
+    """
+    from transformers.cache_utils import DynamicLayer
+
+    return hasattr(DynamicLayer, "is_croppable")
 
 
 def cropped_length(length: int, n: int) -> int:
     """Tokens left after `crop(n)` on a cache of `length` tokens.
 
-    Since 5.17 n <= 0 is minus the number of tokens to remove; before, n > 0 was the final length.
-    The two ranges do not overlap, so both meanings are accepted.
+    Since 5.17 n <= 0 is minus the number of tokens to remove; before, n >= 0 was the final length.
+    The ranges overlap in 0 alone, which means what it does in the transformers that is installed.
+
+    Raises:
+        ArgumentError: more tokens are to be removed than there are. transformers' own cache is
+            empty then or, before 5.17, has lost some number of tokens.
     """
-    return max(length + n, 0) if n <= 0 else min(n, length)
+    if -n > length:
+        raise ArgumentError(
+            f"crop({n}) would remove {-n} tokens, but the cache has {length}: remove at most "
+            f"{length}, or empty it with reset()"
+        )
+    if n == 0 and not crop_takes_removals():
+        return 0
+    return length + n if n <= 0 else min(n, length)
+
+
+def keep_past(cache: Any) -> None:
+    """Let sliding layers keep what `crop` may need, where they can: since 5.17."""
+    if hasattr(cache, "activate_past_recording"):
+        cache.activate_past_recording()
+
+
+def crop_refusal(layer: Any, count: int) -> str | None:
+    """Why one of transformers' own cache layers cannot go back `count` tokens; None if it can.
+
+    Asked to, some raise when other layers have gone back already, and some keep a wrong state.
+    """
+    if hasattr(layer, "recurrent_states"):
+        if getattr(layer, "record_past", False) and layer.is_croppable:
+            return None  # convolutions alone
+        return "keeps a recurrent state, which cannot go back"
+    if getattr(layer, "is_sliding", False) and layer.keys is not None:
+        kept, window = layer.keys.shape[-2], layer.sliding_window
+        if kept - count < min(window - 1, layer.get_seq_length() - count):
+            way = (
+                "; it keeps more from cache.activate_past_recording() on"
+                if hasattr(layer, "activate_past_recording")
+                else "; transformers 5.17 and newer can keep more"
+            )
+            return f"keeps the last {kept} tokens of its sliding window of {window} only{way}"
+    return None

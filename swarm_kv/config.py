@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from .errors import ArgumentError
 
 _UNITS = {"": 1, "B": 1}
@@ -29,11 +31,11 @@ WITH_RADIUS = ("swarm", "no_replica", "medoid_only")
 """Clusterers whose clusters have a radius: Algorithm 1 and its ablations."""
 
 
-def parse_bytes(value: int | str, name: str) -> int:
+def parse_bytes(value: int | str, name: str, least: int = 1) -> int:
     """Bytes of `value`: an integer, or text such as "8GiB" or "500 MB".
 
     Raises:
-        ArgumentError: not a size, or not positive.
+        ArgumentError: not a size, or below `least`, which is 0 or 1.
     """
     size: float
     if isinstance(value, str):
@@ -46,14 +48,20 @@ def parse_bytes(value: int | str, name: str) -> int:
         size = float(match[1]) * _UNITS[match[2]]
     else:
         size = value
-    if isinstance(value, bool) or not isinstance(size, (int, float)) or not 1 <= size < math.inf:
-        raise ArgumentError(f"`{name}` ({value!r}) must be a positive number of bytes")
+    whole = isinstance(size, (int, float)) and not isinstance(value, bool)
+    if not (whole and least <= size < math.inf):
+        known = "a positive number" if least else "0 or a positive number"
+        raise ArgumentError(f"`{name}` ({value!r}) must be {known} of bytes")
     return int(size)
+
+
+LARGEST_STAGING = 64 << 20
+"""The most that staging takes unless `staging_bytes` says otherwise."""
 
 
 def default_staging(dram_bytes: int) -> int:
     """Bytes of `dram_bytes` that reads and writes go through, unless the user says otherwise."""
-    return min(max(dram_bytes // 16, 1 << 20), 64 << 20)
+    return min(max(dram_bytes // 16, 1 << 20), LARGEST_STAGING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +76,10 @@ class SwarmConfig:
             reads, in (0, 1]. 1.0 reads everything and equals full attention.
         dram_bytes (`int` or `str`, *optional*, defaults to "8GiB"): all fast memory that is held
             for KV: window, index, cluster cache and staging.
+        hbm_bytes (`int` or `str`, *optional*, defaults to 0): memory of the GPU, for a model on
+            one, that keeps entries from step to step: sinks and windows first, then a cluster
+            cache. A quarter is for codes, so that they are scored there. 0 keeps nothing. Two
+            batches of copies come on top, of three sixteenths of `staging_bytes` together.
         window (`int`, *optional*, defaults to 256): most recent tokens, always attended.
         sinks (`int`, *optional*, defaults to 4): first tokens, always attended.
         selector (`str` or callable, *optional*, defaults to "interval"): what chooses the entries
@@ -103,6 +115,10 @@ class SwarmConfig:
             defaults to 16): 16 or 4 per number of it. Only for selectors that rank by it.
         estimate_unfetched (`bool`, *optional*, defaults to False): let what is not read contribute
             through a mean key and value of every 64 neighbours, held in memory (2 % of the KV).
+        kv_dtype (`str`, *optional*, defaults to "auto"): of keys and values in memory and on the
+            drives: the model's, `float16` or `bfloat16`. Half of a float32 model's bytes: the same
+            memory holds twice the entries. Attention is computed in float32, prefill's with what
+            the model gives; what decoding reads is rounded.
         codec (`str`, *optional*, defaults to "none"): form of entries on the drives: as they are,
             `int8`, or `kivi4`; see csrc/core/codec.h.
         initial_fill (`str`, *optional*, defaults to "printed"): what the cluster cache holds before
@@ -126,8 +142,9 @@ class SwarmConfig:
         staging_bytes (`int` or `str`, *optional*): memory that reads and writes go through; a
             sixteenth of `dram_bytes`, between 1 MiB and 64 MiB, if not given.
         disk_bytes (`int` or `str`, *optional*): cap on what is stored, over all drives.
-        engine (`str`, *optional*, defaults to "auto"): `io_uring`, `threads`, `memory`,
-            `simulated`, or `auto`: io_uring where the kernel allows it, else threads.
+        engine (`str`, *optional*, defaults to "auto"): `io_uring`, `threads`, `gds`,
+            `memory`, `simulated`, or `auto`: io_uring where the kernel allows it, else threads.
+            `gds`, GPUDirect Storage, is as `auto` where cuFile does not work.
         direct (`bool`, *optional*, defaults to True): bypass the page cache where that works.
         shared_ring (`bool`, *optional*, defaults to True): one io_uring for all drives.
         timeout (`float`, *optional*, defaults to 30): seconds that a read or write may take.
@@ -154,6 +171,7 @@ class SwarmConfig:
     paths: Sequence[str | os.PathLike[str]]
     sparsity: float = 0.10
     dram_bytes: int | str = "8GiB"
+    hbm_bytes: int | str = 0
     window: int = 256
     sinks: int = 4
     selector: Any = "interval"
@@ -173,6 +191,7 @@ class SwarmConfig:
     representative: str = "medoid"
     medoid_bits: int = 16
     estimate_unfetched: bool = False
+    kv_dtype: str = "auto"
     codec: str = "none"
     initial_fill: str = "printed"
     profile_queries: int = 1024
@@ -208,6 +227,7 @@ class SwarmConfig:
         if len(set(self.paths)) != len(self.paths):
             raise ArgumentError(f"`paths` names a drive twice: {list(self.paths)}")
         self._set("dram_bytes", parse_bytes(self.dram_bytes, "dram_bytes"))
+        self._set("hbm_bytes", parse_bytes(self.hbm_bytes, "hbm_bytes", least=0))
         if self.disk_bytes is not None:
             self._set("disk_bytes", parse_bytes(self.disk_bytes, "disk_bytes"))
         if self.staging_bytes is not None:
@@ -264,6 +284,11 @@ class SwarmConfig:
         if self.max_size is not None:
             return self.max_size
         return 64 if callable(self.clusterer) or self.clusterer in WITH_RADIUS else 16
+
+    def stored_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """`kv_dtype`, for a model whose keys and values are `dtype`."""
+        found: torch.dtype = dtype if self.kv_dtype == "auto" else getattr(torch, self.kv_dtype)
+        return found
 
     def code_size(self, head_dim: int) -> int:
         """Bytes of a key's code per KV head of `head_dim` features: `code_bytes` or its default.
@@ -362,6 +387,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "representative": ("medoid", "weighted_mean"),
     "medoid_bits": (16, 4),
     "code_bits": (8, 4),
+    "kv_dtype": ("auto", "float16", "bfloat16"),
     "codec": ("none", "int8", "kivi4"),
     "initial_fill": ("printed", "product", "none"),
     "recluster": ("auto", "off"),

@@ -110,6 +110,8 @@ def windowed_attention(
 ) -> torch.Tensor:
     """Attention of the last n of m tokens, block by block, optionally in a sliding window.
 
+    Differentiable in q, k, v and sinks.
+
     Args:
         q: [batch, heads, n, dim].
         k, v: [batch, kv_heads, m, dim]; the queries belong to the last n of these tokens.
@@ -124,16 +126,22 @@ def windowed_attention(
     """
     batch, heads, count, _ = q.shape
     kv_heads, total = k.shape[1], k.shape[2]
+    if mask is None and window is None and softcap is None and sinks is None and count == total:
+        # Torch's own kernel, whose backward does not keep the scores.
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=heads != kv_heads
+        )
+        return out.transpose(1, 2)
     accumulate = accumulation_dtype(q.dtype)
-    out = q.new_empty(batch, count, heads, v.shape[-1])
     position = torch.arange(total, device=q.device)
+    parts = []
     for begin in range(0, count, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, count)
-        own = position[total - count + begin : total - count + end]
-        low = 0 if window is None else max(0, int(own[0]) - window + 1)
-        high = int(own[-1]) + 1 if causal else total
-        seen = position[low:high]
-        hidden = torch.zeros(len(own), len(seen), dtype=torch.bool, device=q.device)
+        first, last = total - count + begin, total - count + end
+        low = 0 if window is None else max(0, first - window + 1)
+        high = last if causal else total
+        own, seen = position[first:last], position[low:high]
+        hidden = torch.zeros(end - begin, high - low, dtype=torch.bool, device=q.device)
         if causal:
             hidden |= seen[None, :] > own[:, None]
         if window is not None:
@@ -141,16 +149,20 @@ def windowed_attention(
         hidden = hidden[None, None]
         if mask is not None:
             hidden = hidden | ~mask[:, None, None, low:high]
+        blind = hidden.all(
+            -1, keepdim=True
+        )  # padding: its scores stay finite, or gradients are NaN
         rows = q[:, :, begin:end].reshape(batch, kv_heads, -1, q.shape[-1]).to(accumulate)
         scores = rows @ k[:, :, low:high].to(accumulate).transpose(-1, -2) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.view(batch, heads, len(own), len(seen)).masked_fill(hidden, float("-inf"))
+        scores = scores.view(batch, heads, end - begin, high - low)
+        scores = scores.masked_fill(hidden & ~blind, float("-inf"))
         lse = scores.logsumexp(-1, keepdim=True)
         if sinks is not None:
             lse = torch.logaddexp(lse, sinks.to(lse).view(1, heads, 1, 1))
-        weights = torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0))
-        part = weights.view(batch, kv_heads, -1, len(seen)) @ v[:, :, low:high].to(accumulate)
-        part = part.view(batch, heads, len(own), -1)
-        out[:, begin:end] = part.transpose(1, 2).to(q.dtype)
-    return out
+        weights = torch.exp(scores - lse)
+        part = weights.view(batch, kv_heads, -1, high - low) @ v[:, :, low:high].to(accumulate)
+        part = part.view(batch, heads, end - begin, -1).masked_fill(blind, 0)
+        parts.append(part.transpose(1, 2).to(q.dtype))
+    return torch.cat(parts, 1)

@@ -26,6 +26,20 @@ class Geometry:
     dtype: torch.dtype
     scale: float
 
+    def difference(self, other: Geometry) -> str:
+        """What `other` has otherwise, in words, such as "kv_heads 2 before, 4 now"."""
+        names = (field.name for field in dataclasses.fields(self))
+        pairs = ((name, getattr(self, name), getattr(other, name)) for name in names)
+        return "; ".join(
+            f"{name} {mine} before, {its} now" for name, mine, its in pairs if mine != its
+        )
+
+    def stored(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values in the dtype of what is stored."""
+        return q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+
     @property
     def entry_elements(self) -> int:
         """Numbers per entry: K and V of all KV heads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -29,6 +30,7 @@ class Index:
         owner: int32 [clusters], the cluster that each is a part of (`maintenance.parts`): itself
             where it is none.
         request_cost: of one read on the drives, in transfer times of one entry.
+        scorer: in the stead of `Codebook.score`, with the codebook before its arguments.
     """
 
     codebook: Codebook
@@ -39,6 +41,7 @@ class Index:
     limit: int
     owner: torch.Tensor
     request_cost: float = 1.5
+    scorer: Callable[[Codebook, torch.Tensor, torch.Tensor], torch.Tensor] = Codebook.score
 
     @property
     def entries(self) -> int:
@@ -83,7 +86,7 @@ class Index:
 
         By codes; the mean over heads and queries, over stored entries alone.
         """
-        scores = self.codebook.score(query, self.codes)
+        scores = self.scorer(self.codebook, query, self.codes)
         if self.limit < self.entries:
             scores[self.limit :] = 0
         return scores

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from . import compat, ops
+from . import autograd, compat, ops
 from .dense import accumulation_dtype, add_sink_logits, dense_attention
 from .errors import ArgumentError, StateError
 from .selectors import Selector
@@ -38,6 +40,19 @@ class CacheState:
     """Layer that the step under way has come to."""
     profile: Profile | None = None
     """Of the context that the cache will hold, by probe texts."""
+
+
+def another_batch(before: int, now: int | None) -> ArgumentError:
+    """The error of a call with another number of sequences than a cache holds."""
+    return ArgumentError(
+        f"the batch changed from {before} to {now} sequences: select rows with "
+        "batch_select_indices, or start a new cache"
+    )
+
+
+def _greatest(tensor: torch.Tensor) -> float:
+    """Magnitude of the greatest number."""
+    return float(torch.linalg.vector_norm(tensor, math.inf))
 
 
 class _InferenceOnly(torch.autograd.Function):
@@ -123,10 +138,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if not self.is_initialized:
             self.lazy_initialization(key_states)
         elif key_states.shape[0] != self.batch:
-            raise ArgumentError(
-                f"the batch changed from {self.batch} to {key_states.shape[0]} sequences: select "
-                "rows with batch_select_indices, or start a new cache"
-            )
+            raise another_batch(self.batch, key_states.shape[0])
         self._staged = (key_states, value_states)
         self.length += key_states.shape[-2]
         compat.hand_over(self, key_states, kwargs)
@@ -256,12 +268,14 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         count = q.shape[2]
         try:
             self._open_rows(q, key, scale)
+            self._check_range(query=q, key=key, value=value)
             visible = self._record_mask(mask, count)
         except BaseException:
             self.length -= count
             raise
         try:
-            out = self._attend(q, key, value, visible, softcap, sinks)
+            with autograd.below():
+                out = self._attend(query.detach(), q, key, value, visible, softcap, sinks)
         except BaseException as error:
             self.state.failure = f"layer {self.layer_idx}, token {self.length}: {error}"
             raise
@@ -272,6 +286,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def _attend(
         self,
+        query: torch.Tensor,
         q: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -285,45 +300,61 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._after_long_chunk = count > DECODE_QUERIES
         if not decoding:
             self.drop_ahead()
-        out = torch.zeros(
-            q.shape[0], count, q.shape[1], value.shape[-1], dtype=accumulation_dtype(q.dtype)
-        )
+        # Elsewhere than on the host, as `query` is, only where attention can run there.
+        asking = query if decoding and self.store.attends_on(query) else q
+        rows: list[torch.Tensor] = [torch.empty(0)] * len(self.rows)  # [n, heads, dim] of each
         parts: list[Part] = []
-        places: list[tuple[int, Any]] = []
+        places: list[int] = []
         for number, row in enumerate(self.rows):
             if past == 0 and number > 0 and self._repeats(number, q, key, value):
                 # Beams and num_return_sequences begin as copies of one prompt: store it once.
                 self.rows[number] = self.rows[number - 1].fork()
-                out[number] = out[number - 1]
+                rows[number] = rows[number - 1]
                 continue
-            chosen = slice(None) if self.valid is None else self.valid[number, past:]
-            part = Part(
-                row,
-                q[number][:, chosen],
-                key[number][:, chosen],
-                value[number][:, chosen],
-                visible[number],
-            )
+            new = q[number], key[number], value[number]
+            own = new[0] if asking is q else asking[number]
+            if self.valid is not None:
+                chosen = self.valid[number, past:]
+                new = new[0][:, chosen], new[1][:, chosen], new[2][:, chosen]
+                own = new[0] if asking is q else own[:, chosen.to(own.device)]
+            part = Part(row, new[0], own, *new[1:], visible[number])
             if part.query.shape[1] == 0:
                 continue
             if decoding:
-                parts.append(part)
-                places.append((number, chosen))
+                parts.append(part.stored())
+                places.append(number)
             else:
-                out[number, chosen] = self._prefill(part, softcap, sinks).transpose(0, 1)
+                rows[number] = self._prefill(part, softcap, sinks).transpose(0, 1)
         if parts:
-            for place, attended in zip(places, self._decode(parts, softcap, sinks), strict=True):
-                out[place] = attended
-        self.previous_query = q[:, :, -1:].clone()  # a view would keep a whole prompt's
+            for number, attended in zip(places, self._decode(parts, softcap, sinks), strict=True):
+                rows[number] = attended
+        # A view would keep a whole prompt's.
+        self.previous_query = q if count == 1 else q[:, :, -1:].clone()
+        if self.valid is None:
+            return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+        out = torch.zeros(
+            q.shape[0],
+            count,
+            q.shape[1],
+            value.shape[-1],
+            dtype=accumulation_dtype(q.dtype),
+            device=asking.device,
+        )
+        for number, attended in enumerate(rows):
+            if attended.numel():
+                out[number, self.valid[number, past:].to(out.device)] = attended
         return out
 
     def _open_rows(self, q: torch.Tensor, key: torch.Tensor, scale: float) -> None:
-        geometry = Geometry(q.shape[1], key.shape[1], key.shape[3], key.dtype, scale)
+        dtype = self.store.config.stored_dtype(key.dtype)
+        geometry = Geometry(q.shape[1], key.shape[1], key.shape[3], dtype, scale)
         if self.rows:
-            if self.rows[0].geometry != geometry:
+            before = self.rows[0].geometry
+            if before != geometry:
                 raise ArgumentError(
-                    f"this cache holds {self.rows[0].geometry}, the model gives {geometry}: a "
-                    "cache serves one model in one dtype; start a new cache"
+                    f"layer {self.layer_idx} of this cache holds other keys than the model gives "
+                    f"({before.difference(geometry)}): a cache serves one model in one dtype; "
+                    "start a new cache"
                 )
             return
         self.store.config.code_size(geometry.head_dim)  # or an error before anything is stored
@@ -338,6 +369,24 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             )
             for number in range(self.batch)
         ]
+
+    def _check_range(self, **given: torch.Tensor) -> None:
+        """Refuse numbers that `kv_dtype` cannot hold."""
+        limit = torch.finfo(self.rows[0].geometry.dtype).max
+        tensors = list(given.values())
+        if torch.finfo(tensors[0].dtype).max <= limit:
+            return
+        if tensors[0].shape[2] <= DECODE_QUERIES:  # few numbers: the calls are what takes time
+            tensors = [torch.cat(tensors, 1)]
+        if not any(_greatest(tensor) > limit for tensor in tensors):
+            return
+        for name, tensor in given.items():
+            if (greatest := _greatest(tensor)) > limit:
+                raise ArgumentError(
+                    f"layer {self.layer_idx}: a {name} of magnitude {greatest:.6g} does not fit "
+                    f'`kv_dtype` "{self.store.config.kv_dtype}", which ends at {limit:.6g}: use '
+                    '"bfloat16" or "auto"'
+                )
 
     def _record_mask(self, mask: torch.Tensor | None, count: int) -> list[torch.Tensor | None]:
         """Record which of the new tokens are padding, which is not stored.
@@ -391,9 +440,11 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         attended = dense_attention(q, k, v, causal=True, **how)
         if len(row):
             past = None if visible is None else visible[: len(row)]
-            resident = dense_attention(q, *row.gather(row.resident(past)), causal=False, **how)
-            attended = ops.merge_attention(*attended, *resident)
-            for _, keys, values in row.stream(past):
+            before = itertools.chain(
+                [row.gather(row.resident(past))], (kv for _, *kv in row.stream(past))
+            )
+            for kv in before:
+                keys, values = (tensor.to(q.dtype) for tensor in kv)
                 further = dense_attention(q, keys, values, causal=False, **how)
                 attended = ops.merge_attention(*attended, *further)
         # Signatures know no soft cap, and tokens that this call hides are profiled all the same.
@@ -401,6 +452,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         lse = attended[1] if complete else None
         if sinks is not None:
             attended = add_sink_logits(*attended, sinks.detach().cpu())
+        q, k, v = row.geometry.stored(q, k, v)
         row.ingest(k, v, q, lse)
         return attended[0]
 
@@ -411,7 +463,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.released:
             ahead = None
-        logits = None if sinks is None else sinks.detach().cpu()
+        logits = None if sinks is None else sinks.detach().to(parts[0].asking.device)
         try:
             step = Step(self.store, parts, softcap, logits)
             attended = step.run(self.selector, ahead, self.layer_idx, self.state.step)
@@ -420,6 +472,39 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 ahead.release()
         self.cost = step.cost
         return attended
+
+    def ingest(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        lse: torch.Tensor,
+    ) -> None:
+        """Store the first tokens as `update` and `attend` do, without attending.
+
+        Serves several caches with what a model has computed once.
+
+        Args:
+            query: [batch, heads, n, head_dim], rotated. key, value: [batch, kv_heads, n, head_dim].
+            scale: factor of the scores.
+            lse: [batch, heads, n], log-sum-exp of the scores, see `Sequence.ingest`.
+
+        Raises:
+            StateError: tokens are there already.
+        """
+        if self.length:
+            raise StateError(
+                f"layer {self.layer_idx} holds {self.length} tokens already: start a new cache"
+            )
+        self.lazy_initialization(key)
+        self.length = key.shape[2]
+        self._open_rows(query, key, scale)
+        for row, q, k, v, sums in zip(self.rows, query, key, value, lse, strict=True):
+            q, k, v = row.geometry.stored(q, k, v)
+            row.ingest(k, v, q, sums)
+        self._after_long_chunk = self.length > DECODE_QUERIES
+        self.previous_query = query[:, :, -1:].clone()
 
     # ---- reading ahead
 
@@ -454,8 +539,9 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 f"a predicted query must be [batch, heads, n, head_dim] = {list(wanted)}, got "
                 f"{list(query.shape)}"
             )
-        predicted = query.detach().cpu()
-        self._ahead = Ahead(self.store, self.rows, predicted, self.selector, share, began)
+        predicted = query.detach().cpu().to(shape.dtype)
+        with autograd.below():
+            self._ahead = Ahead(self.store, self.rows, predicted, self.selector, share, began)
         return self._ahead
 
     def drop_ahead(self) -> None:

@@ -265,11 +265,14 @@ class RecentQueries:
         """Forget all, to collect W steps from now on."""
         self._kept.clear()
 
-    def note(self, query: torch.Tensor, position: int) -> None:
-        """Offer a step's query [heads, head_dim] after `position` entries."""
-        if self._seen % self._stride == 0:
-            self._kept.append((position, query.clone()))
+    def due(self) -> bool:
+        """Count a step; whether its query is one of the sample."""
         self._seen += 1
+        return (self._seen - 1) % self._stride == 0
+
+    def note(self, query: torch.Tensor, position: int) -> None:
+        """Keep a step's query [heads, head_dim] after `position` entries, if it is `due`."""
+        self._kept.append((position, query.clone()))
 
     def crop(self, length: int) -> None:
         """Entries from `length` on are gone, and their queries with them."""

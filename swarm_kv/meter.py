@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import os
+import pathlib
 import statistics
 from typing import Any
 
+from .errors import ArgumentError
 from .miss_ratio import MissRatioCurve
 
 ACCURACY_EVERY = 17
@@ -192,12 +196,15 @@ class Stats:
     Attributes:
         dram_bytes: the limit. dram_used_bytes, dram_peak_bytes: held now and at most.
         dram: held now by use: `staging`, `window`, `index`, `cache`.
+        hbm: the same of the GPU: `window` and `cache` with their `limit`, `used` and `peak`, and
+            `index` beside them, in bytes; `window_entries`, `cached_entries`, and `hits`, how many
+            of the wanted entries its cluster cache served. All 0 without one.
         stored_bytes: bytes of KV on the drives now, copies included.
         plain_bytes: the same entries, each once and not coded.
         padding_bytes: what the drives hold beyond `stored_bytes`, because space is taken in blocks.
         written_bytes: bytes written.
         steps: decoding steps. bytes_per_step, requests_per_step: read from the drives by one.
-        hit_rate: share of the wanted entries that the cluster cache served.
+        hit_rate: share of the wanted entries that a cluster cache served, the GPU's or the host's.
         mass: share of the attention to stored entries (outside sinks and window, mean over heads)
             that the read ones hold: mean over layers and the steps measured (`recall_every`). None
             without measurements. mass_error: its standard error by the sampling of entries
@@ -216,6 +223,7 @@ class Stats:
     dram_used_bytes: int
     dram_peak_bytes: int
     dram: dict[str, int]
+    hbm: dict[str, int]
     stored_bytes: int
     plain_bytes: int
     padding_bytes: int
@@ -247,8 +255,39 @@ class Stats:
         return self.stored_bytes / self.plain_bytes if self.plain_bytes else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**dataclasses.asdict(self), "engine": self.engine, "overhead": self.overhead}
+        """Plain values for JSON, as `from_dict` takes them."""
+        derived = {"kind": "stats", "engine": self.engine, "overhead": self.overhead}
+        return {**derived, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Stats:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ArgumentError: a figure is missing: another version wrote them.
+        """
+        try:
+            own = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+            own["mass_by_layer"] = tuple(LayerMass(**one) for one in own["mass_by_layer"])
+            own["prefetch"] = PrefetchStats(**own["prefetch"])
+            own["drives"] = tuple(DriveStats(**one) for one in own["drives"])
+            curve = own["miss_ratio"]
+            own["miss_ratio"] = MissRatioCurve(**{**curve, "misses": tuple(curve["misses"])})
+            return cls(**own)
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(
+                f"these are no stats of this version of swarm_kv: {error}; write them anew"
+            ) from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a JSON file that `swarm-kv stats` shows.
+
+        It is complete at every moment, so that it may be written again while it is watched.
+        """
+        target = pathlib.Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        partial.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        partial.replace(target)
 
 
 def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
@@ -268,6 +307,7 @@ def make_stats(counters: dict[str, Any], meter: Meter) -> Stats:
         dram_used_bytes=dram["used"],
         dram_peak_bytes=dram["peak"],
         dram={use: dram[use] for use in ("staging", "window", "index", "cache")},
+        hbm=counters["hbm"],
         stored_bytes=counters["stored_bytes"],
         plain_bytes=counters["stored_entries"] * counters["entry_bytes"],
         padding_bytes=counters["padding_bytes"],

@@ -7,8 +7,14 @@ the same name in `swarm_kv.reference`.
 
 Shapes: `Hq` query heads, `Hkv` KV heads (query head h uses KV head h // (Hq // Hkv)), `D` features
 of a head, `N` entries of the context, `C` clusters. Floating arguments may be float16, bfloat16,
-float32 or float64 and of any strides unless said otherwise. None of the operators has a backward:
-arguments that require grad raise NotImplementedError while grad mode is on.
+float32 or float64 and of any strides unless said otherwise. `sparse_attention` and
+`merge_attention` have a backward; arguments of the others that require grad raise
+NotImplementedError while grad mode is on (`swarm_kv.autograd`).
+
+All but `cluster`, `join_clusters` and `select_intervals` also run on CUDA devices; all tensors of a
+call are then on one device, and so are its results. `activation_signatures`, `select_clusters`,
+`select_two_level`, and `score_codes` with fewer than 256 codewords look at values on the host: they
+wait for the device, and refuse to be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,7 +22,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _library  # noqa: F401  (loads the operators)
+from . import autograd  # noqa: F401  (loads the operators and registers their gradients)
+from .dense import accumulation_dtype
 from .errors import typed_errors
 
 __all__ = [
@@ -35,14 +42,6 @@ __all__ = [
 ]
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def _refuse_gradients(op: str, *tensors: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        raise NotImplementedError(
-            f"swarm_kv.ops.{op} has no backward and an argument requires grad; "
-            "run it under torch.no_grad() or pass detached tensors"
-        )
 
 
 @typed_errors
@@ -91,7 +90,6 @@ def activation_signatures(
         ArgumentError: a shape, dtype or value outside its limits, NaN or infinity in q, k or lse,
             values so large that scores may overflow float32, or an unknown name in `heads`.
     """
-    _refuse_gradients("activation_signatures", q, k, lse)
     return torch.ops.swarm_kv.activation_signatures(
         q, k, q_positions, sparsity, window, sinks, scale, lse, heads
     )
@@ -208,7 +206,9 @@ def join_clusters(
 
 
 @typed_errors
-def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Tensor:
+def score_codes(
+    q: Tensor, codebooks: Tensor, codes: Tensor, scale: float, turn: Tensor | None = None
+) -> Tensor:
     """Scores every entry by its product-quantised key.
 
     `score[n] = mean_{h, s} softmax_n(scale * q[h, s] . key[n])`, where key[n] is put together from
@@ -221,6 +221,8 @@ def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Te
         codebooks: [Hkv, M, K, D / M] float32, K <= 256.
         codes: [Hkv, M, N] uint8, below K.
         scale: multiplies q . key.
+        turn: [Hkv, D, D] floating, what codes of turned keys need (`swarm_kv.codes`): each query
+            is first multiplied by its KV head's matrix, as a row. None: not at all.
 
     Returns:
         [N] float32, summing to 1.
@@ -228,12 +230,13 @@ def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Te
     Raises:
         ArgumentError: a shape, dtype or code outside its limits.
     """
-    _refuse_gradients("score_codes", q, codebooks)
-    return torch.ops.swarm_kv.score_codes(q, codebooks, codes, scale)
+    return torch.ops.swarm_kv.score_codes(q, codebooks, codes, scale, turn)
 
 
 @typed_errors
-def score_packed_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Tensor:
+def score_packed_codes(
+    q: Tensor, codebooks: Tensor, codes: Tensor, scale: float, turn: Tensor | None = None
+) -> Tensor:
     """`score_codes` for codes of four bits, two to a byte: about three times as fast.
 
     The tables of `scale * q . codeword` are rounded: to multiples of a step that is, for each query
@@ -246,6 +249,7 @@ def score_packed_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float
         codes: [Hkv, M / 2, N] uint8: byte m holds the code of part 2m in its low half and that of
             part 2m + 1 in its high half.
         scale: multiplies q . key.
+        turn: see `score_codes`.
 
     Returns:
         [N] float32, summing to 1 within 1 %.
@@ -253,8 +257,7 @@ def score_packed_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float
     Raises:
         ArgumentError: a shape or dtype outside its limits.
     """
-    _refuse_gradients("score_packed_codes", q, codebooks)
-    return torch.ops.swarm_kv.score_packed_codes(q, codebooks, codes, scale)
+    return torch.ops.swarm_kv.score_packed_codes(q, codebooks, codes, scale, turn)
 
 
 @typed_errors
@@ -274,7 +277,6 @@ def score_clusters(q: Tensor, keys: Tensor, scale: float) -> Tensor:
     Raises:
         ArgumentError: a shape or dtype outside its limits.
     """
-    _refuse_gradients("score_clusters", q, keys)
     return torch.ops.swarm_kv.score_clusters(q, keys, scale)
 
 
@@ -298,7 +300,6 @@ def score_coded_clusters(q: Tensor, keys: Tensor, scales: Tensor, scale: float) 
     Raises:
         ArgumentError: a shape or dtype outside its limits.
     """
-    _refuse_gradients("score_coded_clusters", q, scales)
     return torch.ops.swarm_kv.score_coded_clusters(q, keys, scales, scale)
 
 
@@ -412,6 +413,16 @@ def sparse_attention(
     exp(sink)])` and `out = sum_i exp(s_i - lse) v_i`. Accumulated in float32, or in float64 for
     float64.
 
+    Both results are differentiable in q, pool and sinks, also twice. The gradient of the pool has
+    its shape: entries in several lists, or several times in one, add up, the rest is 0. Keys and
+    values get gradients where the pool is made of them, `torch.stack([k, v], 1).flatten()` of [N,
+    Hkv, D]. A store's pool takes none; what was read from it is copied for the backward, so slots
+    may be given back after the call.
+
+    On a CUDA device, which all arguments share, D is 64, 128 or 256, float64 is refused, and the
+    pool and each entry begin at a multiple of 16 bytes. Slots are looked at there alone, since the
+    host would have to wait for them: a row with one that reaches outside the pool becomes NaN.
+
     Args:
         q: [R, Hq, D] floating.
         pool: [elements] of q's dtype, contiguous. An entry is `[K | V]`, `kv_heads * D` elements
@@ -431,7 +442,6 @@ def sparse_attention(
         ArgumentError: a shape, dtype or value outside its limits, such as an entry that reaches
             outside the pool.
     """
-    _refuse_gradients("sparse_attention", q, pool, sinks)
     return torch.ops.swarm_kv.sparse_attention(
         q, pool, slots, row_offsets, kv_heads, scale, sinks, softcap
     )
@@ -445,7 +455,7 @@ def merge_attention(
 
     `lse = log(exp(lse_a) + exp(lse_b))` and `out = exp(lse_a - lse) out_a + exp(lse_b - lse)
     out_b`. A side with lse -inf counts for nothing; where both have it, out is 0 and lse -inf. Runs
-    on CPU and CUDA.
+    on CPU and CUDA. Both results are differentiable in all four arguments, also twice.
 
     Args:
         out_a: [..., D] float32 or float64.
@@ -459,12 +469,7 @@ def merge_attention(
     Raises:
         ArgumentError: a shape, dtype or device that does not match.
     """
-    _refuse_gradients("merge_attention", out_a, lse_a, out_b, lse_b)
     return torch.ops.swarm_kv.merge_attention(out_a, lse_a, out_b, lse_b)
-
-
-def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _check_argument(
@@ -523,11 +528,13 @@ def _(bits, medoid_bits, *options):  # type: ignore[no-untyped-def]
 
 
 @torch.library.register_fake("swarm_kv::score_codes")
-def _(q, codebooks, codes, scale):  # type: ignore[no-untyped-def]
+def _(q, codebooks, codes, scale, turn=None):  # type: ignore[no-untyped-def]
     op = "score_codes"
     _check_argument(op, "q", q, 3, _FLOATING)
     _check_argument(op, "codebooks", codebooks, 4, (torch.float32,))
     _check_argument(op, "codes", codes, 3, (torch.uint8,))
+    if turn is not None:
+        _check_argument(op, "turn", turn, 3, _FLOATING)
     _check_equal(op, "the KV heads of codebooks and codes", codebooks.size(0), codes.size(0))
     _check_equal(op, "the parts of codebooks and codes", codebooks.size(1), codes.size(1))
     _check_equal(
@@ -537,11 +544,13 @@ def _(q, codebooks, codes, scale):  # type: ignore[no-untyped-def]
 
 
 @torch.library.register_fake("swarm_kv::score_packed_codes")
-def _(q, codebooks, codes, scale):  # type: ignore[no-untyped-def]
+def _(q, codebooks, codes, scale, turn=None):  # type: ignore[no-untyped-def]
     op = "score_packed_codes"
     _check_argument(op, "q", q, 3, _FLOATING)
     _check_argument(op, "codebooks", codebooks, 4, (torch.float32,))
     _check_argument(op, "codes", codes, 3, (torch.uint8,))
+    if turn is not None:
+        _check_argument(op, "turn", turn, 3, _FLOATING)
     _check_equal(op, "codebooks' codewords and 16", codebooks.size(2), 16)
     _check_equal(op, "the KV heads of codebooks and codes", codebooks.size(0), codes.size(0))
     _check_equal(op, "codebooks' parts and two per byte", codebooks.size(1), 2 * codes.size(1))
@@ -616,7 +625,7 @@ def _(  # type: ignore[no-untyped-def]
     if sinks is not None:
         _check_argument(op, "sinks", sinks, 1, _FLOATING)
         _check_equal(op, "the heads of sinks and q", sinks.size(0), q.size(1))
-    dtype = _accumulation_dtype(q.dtype)
+    dtype = accumulation_dtype(q.dtype)
     return q.new_empty(tuple(q.shape), dtype=dtype), q.new_empty(tuple(q.shape[:2]), dtype=dtype)
 
 

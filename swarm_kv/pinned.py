@@ -12,7 +12,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 CHUNK = 64 << 20
-"""Bytes that are pinned at once: what one refusal costs."""
+"""Bytes that are pinned at once: what one refusal costs. No copy may begin in one chunk and end in
+another (csrc/core/device_tier.cpp)."""
 
 
 class Pinned:

@@ -68,6 +68,10 @@ def previous(hint: Hint) -> torch.Tensor:
     return hint.project(hint.hidden) if hint.previous is None else hint.previous
 
 
+class Offloaded(Exception):
+    """A layer's weights are not in memory: accelerate moves them in for its own calls only."""
+
+
 class Projection:
     """What turns a residual stream into the query of one decoder layer.
 
@@ -82,7 +86,8 @@ class Projection:
     def __init__(self, layer: Any) -> None:
         attention = layer.self_attn
         self._norm, self._project = layer.input_layernorm, attention.q_proj
-        self._heads = attention.config.num_attention_heads
+        # Of each head, not how many there are: with tensor parallelism a rank has its own ones.
+        self._width = self._project.out_features // attention.config.num_attention_heads
         self._head_dim = attention.head_dim
         self._query_norm: Any = getattr(attention, "q_norm", None)
         self._rotate = None
@@ -92,20 +97,29 @@ class Projection:
     def __call__(self, hidden: torch.Tensor, rope: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Query [batch, heads, n, head_dim] of `hidden` [batch, n, features].
 
-        Modules are called by `forward`, so that hooks on them see true activations only.
+        Raises:
+            Offloaded: weights are not in memory.
         """
-        device = next(self._project.parameters(), hidden).device
-        if device.type != "meta":  # of weights that are moved in when they are needed
-            hidden = hidden.to(device)
-        query = self._project.forward(self._norm.forward(hidden))
         norm = self._query_norm
+        modules = (self._norm, self._project) if norm is None else (self._norm, self._project, norm)
+        weights = [weight for module in modules for weight in module.parameters()]
+        if any(weight.is_meta for weight in weights):
+            raise Offloaded
+        # By `forward`, so that hooks see true activations only; DTensors need torch's own hooks.
+        sharded = any(hasattr(weight, "to_local") for weight in weights)
+
+        def call(module: Any, tensor: torch.Tensor) -> Any:
+            return module(tensor) if sharded else module.forward(tensor)
+
+        hidden = hidden.to(next(self._project.parameters(), hidden).device)
+        query = call(self._project, call(self._norm, hidden))
         norm_of_head = norm is not None and norm.weight.numel() == self._head_dim
         if norm is not None and not norm_of_head:
-            query = norm.forward(query)
+            query = call(norm, query)
         # Behind a head's query there may be its output gate.
-        query = query.view(*hidden.shape[:-1], self._heads, -1)[..., : self._head_dim]
+        query = query.view(*hidden.shape[:-1], -1, self._width)[..., : self._head_dim]
         if norm is not None and norm_of_head:
-            query = norm.forward(query)
+            query = call(norm, query)
         query = query.transpose(1, 2)
         if self._rotate is None:
             return query

@@ -29,7 +29,7 @@ from .cache import full_attention_layers
 from .config import SwarmConfig
 from .errors import CapacityError, StorageError
 from .layer import SwarmLayer
-from .predictors import Hint, Predictor, Projection
+from .predictors import Hint, Offloaded, Predictor, Projection
 from .step import Ahead, Cost
 
 logger = logging.getLogger(__name__)
@@ -46,10 +46,15 @@ MARGIN = 0.95
 
 
 class Controller:
-    """Keeps one layer at the share that costs least time, by trying the others now and then."""
+    """Keeps one layer at the share that costs least time, by trying the others now and then.
+
+    Predicting alone may cost as much as all that reading ahead could save. Then only every
+    `LONGEST_PERIOD` steps are others tried.
+    """
 
     def __init__(self) -> None:
         self._seconds = {share: collections.deque[float](maxlen=5) for share in SHARES}
+        self._predicting = collections.deque[float](maxlen=5)
         self._share = USUAL
         self._others = itertools.cycle(SHARES)
         self._tried: float | None = None
@@ -58,11 +63,16 @@ class Controller:
     def add(self, cost: Cost) -> None:
         """Take what a step cost into account."""
         self._seconds[cost.share].append(cost.seconds)
+        if cost.share > 0:
+            self._predicting.append(cost.predicting)
 
     def next(self) -> float:
         """Share of its budget that the next step is to read ahead."""
         if self._left == 0:
-            if self._tried is None:
+            if self._tried is None and self._hopeless() and self._period < LONGEST_PERIOD:
+                self._period = min(2 * self._period, LONGEST_PERIOD)
+                self._left = self._period
+            elif self._tried is None:
                 self._tried = next(share for share in self._others if share != self._share)
                 self._left = TRIAL
             else:
@@ -71,6 +81,13 @@ class Controller:
                 self._left = self._period
         self._left -= 1
         return self._share if self._tried is None else self._tried
+
+    def _hopeless(self) -> bool:
+        """Whether nothing is read ahead, and predicting would cost more than all reads do."""
+        low = self._seconds[0.0]
+        if self._share > 0 or not low or not self._predicting:
+            return False
+        return statistics.median(self._predicting) >= MARGIN * statistics.median(low)
 
     def _choose(self, less: float, more: float) -> None:
         low, high = self._seconds[less], self._seconds[more]
@@ -97,6 +114,7 @@ class Prefetcher:
         self._config = config
         self._undo: list[Callable[[], Any]] = []
         self._started = Started()
+        self._noted = False
         if config.prefetch == "off":
             return
         try:
@@ -119,10 +137,21 @@ class Prefetcher:
             self._predict,
             Controller() if self._config.prefetch == "auto" else None,
             self._started,
+            self._note_offloaded,
             first=not self._undo,
         )
         early = self._config.prefetch == "decoder_input"
         self._undo += [hook.remove for hook in hooked(decoder, number, early, reader.read)]
+
+    def _note_offloaded(self, number: int) -> None:
+        """Say, once, that a layer whose weights are elsewhere is left out."""
+        if not self._noted:
+            self._noted = True
+            logger.warning(
+                "swarm_kv: layer %d and others like it are not prefetched: their weights are moved "
+                "into memory for their own calls only",
+                number,
+            )
 
     def remove(self) -> None:
         """Take the hooks away, and end reads that no step came for."""
@@ -246,6 +275,7 @@ class Reader:
         predict: strategy.
         controller: says how much; None for `USUAL`, always.
         started: takes note of what was started.
+        note_offloaded: is told the layer where its weights are not in memory.
         first: whether this is the first of the layers that are read ahead for.
     """
 
@@ -257,6 +287,7 @@ class Reader:
         predict: Predictor,
         controller: Controller | None,
         started: Started,
+        note_offloaded: Callable[[int], None],
         first: bool,
     ) -> None:
         self._number = number
@@ -265,6 +296,7 @@ class Reader:
         self._predict = predict
         self._controller = controller
         self._started = started
+        self._note_offloaded = note_offloaded
         self._first = first
         self._failed = False
 
@@ -278,8 +310,8 @@ class Reader:
         """
         if self._first:
             self._started.begin_call()
-        layers = getattr(compat.cache_keyword(kwargs), "layers", None)
-        layer = layers[self._number] if layers else None
+        layers = getattr(compat.cache_keyword(kwargs), "layers", ())
+        layer = layers[self._number] if self._number < len(layers) else None
         if self._failed or not isinstance(layer, SwarmLayer) or not layer.expects(hidden.shape):
             return
         share = self._share(layer)
@@ -298,6 +330,8 @@ class Reader:
             self._started.add(layer.read_ahead(query, share, began))
         except (CapacityError, StorageError):
             pass  # of no consequence, or the step itself will meet and report it
+        except Offloaded:
+            self._note_offloaded(self._number)
         except Exception as error:
             self._failed = True
             logger.warning(

@@ -227,8 +227,7 @@ def profile_context(
 
 def _ids(tokenizer: Any, probe: str | torch.Tensor) -> torch.Tensor:
     if isinstance(probe, str):
-        encoded = tokenizer(probe, add_special_tokens=False, verbose=False).input_ids
-        ids = torch.tensor([encoded], dtype=torch.int64)
+        ids = torch.tensor([texts.encode(tokenizer, probe)], dtype=torch.int64)
     else:
         ids = probe.reshape(1, -1)
     if ids.numel() == 0:

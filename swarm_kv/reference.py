@@ -192,9 +192,20 @@ def score_coded_clusters(q: Tensor, keys: Tensor, scales: Tensor, scale: float) 
     return score_clusters(q, steps * scales[:, None].double(), scale)
 
 
-def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Tensor:
+def _turned(q: Tensor, turn: Tensor | None) -> Tensor:
+    """Each query times the matrix of its KV head."""
+    if turn is None:
+        return q.float()
+    groups = q.float().reshape(turn.shape[0], -1, turn.shape[1])
+    return (groups @ turn.float()).view(q.shape)
+
+
+def score_codes(
+    q: Tensor, codebooks: Tensor, codes: Tensor, scale: float, turn: Tensor | None = None
+) -> Tensor:
     """See `swarm_kv.ops.score_codes`."""
     kv_heads, parts, _, _ = codebooks.shape
+    q = _turned(q, turn)
     keys = torch.stack(
         [
             torch.cat([codebooks[g, m][codes[g, m].long()] for m in range(parts)], dim=-1)
@@ -204,11 +215,13 @@ def score_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Te
     return score_clusters(q, keys, scale)
 
 
-def score_packed_codes(q: Tensor, codebooks: Tensor, codes: Tensor, scale: float) -> Tensor:
+def score_packed_codes(
+    q: Tensor, codebooks: Tensor, codes: Tensor, scale: float, turn: Tensor | None = None
+) -> Tensor:
     """See `swarm_kv.ops.score_packed_codes`."""
     kv_heads, parts, _, size = codebooks.shape
     unpacked = torch.stack([codes & 15, codes >> 4], dim=2).view(kv_heads, parts, -1).long()
-    rows = q.float().reshape(kv_heads, -1, parts, size)
+    rows = _turned(q, turn).reshape(kv_heads, -1, parts, size)
     tables = scale * torch.einsum("grmd,gmkd->grmk", rows, codebooks)
     tables = tables - tables.amin(-1, keepdim=True)
     step = tables.amax((-2, -1), keepdim=True) / 127
@@ -386,11 +399,11 @@ def sparse_attention(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `swarm_kv.ops.sparse_attention`."""
+    """See `swarm_kv.ops.sparse_attention`. Differentiable, like all of PyTorch's operations."""
     rows, heads, dim = q.shape
     half = kv_heads * dim
-    out = torch.zeros(rows, heads, dim, dtype=torch.float64)
-    lse = torch.full((rows, heads), -math.inf, dtype=torch.float64)
+    outs = [torch.zeros(0, heads, dim, dtype=torch.float64)]
+    sums = [torch.zeros(0, heads, dtype=torch.float64)]
     for r in range(rows):
         own = slots[int(row_offsets[r]) : int(row_offsets[r + 1])]
         entries = pool.double()[own[:, None] + torch.arange(2 * half)]
@@ -400,11 +413,12 @@ def sparse_attention(
             scores = softcap * torch.tanh(scores / softcap)
         if sinks is not None:
             scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
-        lse[r] = scores.logsumexp(-1)
-        weights = (scores - lse[r][:, None].nan_to_num(neginf=0.0)).exp()[:, : len(own)]
-        out[r] = torch.einsum("hn,hnd->hd", weights, _repeat_heads(values, heads))
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse[:, None].nan_to_num(neginf=0.0)).exp()[:, : len(own)]
+        outs.append(torch.einsum("hn,hnd->hd", weights, _repeat_heads(values, heads))[None])
+        sums.append(lse[None])
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return out.to(dtype), lse.to(dtype)
+    return torch.cat(outs).to(dtype), torch.cat(sums).to(dtype)
 
 
 def merge_attention(

@@ -12,6 +12,7 @@ the drives only: no entry is cached.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -25,6 +26,10 @@ Select = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """From a scaled query [Hq, 1, D] to clusters and single entries, both int64."""
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """From a scaled query [Hq, 1, D] to entries, int64."""
+SMALL_READ = 4096
+"""Bytes of the reads that data sheets count per second."""
+LEAST_TRANSFER = 1e-13
+"""Seconds per byte: 10 TB/s."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,31 @@ class Drive:
     """Seconds per request."""
     t_transfer: float
     """Seconds per byte."""
+
+    @classmethod
+    def of_rates(cls, iops: float, bytes_per_second: float, long_read: float = math.inf) -> Drive:
+        """What fits reads of 4 KiB and long ones.
+
+        Args:
+            iops: random reads of 4 KiB per second, as data sheets give them.
+            bytes_per_second: in long reads.
+            long_read: bytes of these; by default so many that the request costs nothing.
+
+        Raises:
+            ArgumentError: a rate is not positive and finite.
+        """
+        if not (0 < iops < math.inf and 0 < bytes_per_second < math.inf):
+            raise ArgumentError(
+                f"a drive of {iops:g} reads and {bytes_per_second:g} bytes per second: both must "
+                "be positive"
+            )
+        per_byte = (1 / bytes_per_second - 1 / (iops * long_read)) / (1 - SMALL_READ / long_read)
+        t_transfer = max(per_byte, LEAST_TRANSFER)  # noise can push either below what is physical
+        return cls(max(1 / iops - SMALL_READ * t_transfer, t_transfer), t_transfer)
+
+    def seconds(self, requests: float, size: float) -> float:
+        """Of `requests` that read `size` bytes together."""
+        return requests * self.t_base + size * self.t_transfer
 
     def request_cost(self, entry_bytes: int) -> float:
         """What one more request costs, in transfer times of one entry."""

@@ -161,14 +161,9 @@ class Sequence:
         window = len(self) - len(self.window)
         return slots[torch.cat([visible[: len(self.sinks)], visible[window:]])]
 
-    def shown(
-        self, ids: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of the stored entries `ids` (and their slots) that are visible."""
-        if visible is None:
-            return ids, slots
-        keep = visible[ids + len(self.sinks)]
-        return ids[keep], slots[keep]
+    def stored_part(self, visible: torch.Tensor) -> torch.Tensor:
+        """Of bool [entries], what concerns the stored entries in reach."""
+        return visible[len(self.sinks) : len(self.sinks) + self.limit]
 
     def estimate(
         self,
@@ -184,7 +179,7 @@ class Sequence:
             means: of the stored entries.
             query: [heads, queries, head_dim], scaled.
             fetched: int64 numbers of stored entries.
-            visible: see `shown`.
+            visible: bool [entries], those that are attended to; None for all.
             softcap: see `ops.sparse_attention`.
 
         Returns:
@@ -194,8 +189,7 @@ class Sequence:
         passed_over[fetched] = True
         passed_over[self.limit :] = True
         if visible is not None:
-            first = len(self.sinks)
-            passed_over[: self.limit] |= ~visible[first : first + self.limit]
+            passed_over[: self.limit] |= ~self.stored_part(visible)
         out, lse = means.estimate(query, passed_over.nonzero()[:, 0], softcap)
         dtype = accumulation_dtype(self.geometry.dtype)
         return out.transpose(0, 1).to(dtype).contiguous(), lse.T.to(dtype).contiguous()
@@ -216,8 +210,7 @@ class Sequence:
             return
         everything = torch.arange(self.limit, dtype=torch.int64)
         if visible is not None:
-            stored = visible[len(self.sinks) : len(self.sinks) + self.limit]
-            everything = everything[stored]
+            everything = everything[self.stored_part(visible)]
         wanted = Wanted(self.stored.segments, NOTHING, everything, self.limit)
         with self.store.fetch([wanted], purpose="stream") as fetch:
             for ((ids, slots),) in itertools.chain([fetch.resident], fetch.rounds()):
@@ -238,6 +231,8 @@ class Sequence:
     def _fill_sinks(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Make the first entries of the sequence its sinks; returns the other ones."""
         first = min(k.shape[1], self.config.sinks - len(self.sinks))
+        if first == 0:
+            return k, v
         self.sinks.append(k[:, :first], v[:, :first])
         return k[:, first:], v[:, first:]
 
@@ -298,7 +293,7 @@ class Sequence:
                 maintenance.active_in_window(query, keys, self.config.sparsity),
                 selected[index.members[index.offsets[:-1].long()].long()],
             )
-        if self._may_keep_queries():
+        if self._recent.due() and self._may_keep_queries():
             self._recent.note(query[:, -1].to(self.geometry.dtype), len(self))
 
     def _may_keep_queries(self) -> bool:

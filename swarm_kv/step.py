@@ -1,7 +1,8 @@
 """One decoding step in one layer, for all sequences of a batch at once.
 
-    prepare -> append -> select -> submit -> attend (what is in memory) -> complete, attend, merge
-    -> observe -> settle
+    prepare -> append -> select -> fetch_attend -> observe -> settle
+
+where `fetch_attend` is one operator: submit, attend to what is in memory, complete, attend, merge.
 
 What a sequence gets does not depend on which others are in the batch: each has its own selection
 and its own lists of entries; only reads and calls of operators are shared.
@@ -14,7 +15,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
-from typing import TypeVar
 
 import torch
 
@@ -22,9 +22,8 @@ from . import ops, recall
 from .index import members_of
 from .selectors import Selector
 from .sequence import Sequence
-from .store import NOTHING, Store, Wanted
+from .store import NOTHING, Asking, Store, Wanted
 
-T = TypeVar("T")
 Attended = tuple[torch.Tensor, torch.Tensor]
 """out [rows, heads, head_dim] and lse [rows, heads]."""
 
@@ -35,16 +34,28 @@ class Part:
 
     Attributes:
         row: the sequence.
-        query: [heads, n, head_dim], rotated, not scaled; n >= 1.
+        query: [heads, n, head_dim], rotated, not scaled; n >= 1. On the host, as `key`.
+        asking: the same where attention runs.
         key, value: [kv_heads, n, head_dim]: the queries' own tokens.
         visible: bool [entries, new ones included], what the mask shows; None for all.
     """
 
     row: Sequence
     query: torch.Tensor
+    asking: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     visible: torch.Tensor | None
+
+    def stored(self) -> Part:
+        """The same in the dtype of what is stored."""
+        dtype = self.row.geometry.dtype
+        if self.key.dtype == dtype:
+            return self
+        query = self.query.to(dtype)
+        asking = query if self.asking is self.query else self.asking.to(dtype)
+        key, value = self.key.to(dtype), self.value.to(dtype)
+        return Part(self.row, query, asking, key, value, self.visible)
 
 
 class Ahead:
@@ -133,6 +144,8 @@ def select(row: Sequence, query: torch.Tensor, selector: Selector, share: float 
     if index is None:
         return Wanted((), NOTHING, NOTHING, 0)
     assert row.stored is not None
+    if row.store.scorer is not None:
+        index = dataclasses.replace(index, scorer=row.store.scorer.score)
     if row.config.sparsity == 1.0:
         chosen = NOTHING, torch.arange(row.limit, dtype=torch.int64)
     else:
@@ -145,6 +158,12 @@ def budget_of(row: Sequence) -> int:
     return max(1, round(row.config.sparsity * len(row)))
 
 
+def _joined(queries: list[torch.Tensor]) -> torch.Tensor:
+    """Queries [heads, n, head_dim] of all sequences as [rows, heads, head_dim]."""
+    rows = [query.transpose(0, 1) for query in queries]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
 class Step:
     """A decoding step under way.
 
@@ -152,7 +171,7 @@ class Step:
         store: where the entries of all rows lie.
         parts: one per sequence that has new tokens; of one geometry.
         softcap: see `ops.sparse_attention`.
-        sinks: [heads], gpt-oss's logits without a value, or None.
+        sinks: [heads], gpt-oss's logits without a value, or None, where attention runs.
     """
 
     def __init__(
@@ -168,13 +187,13 @@ class Step:
         shape = parts[0].row.geometry
         self.shape = shape
         self.scaled = [part.query * shape.scale for part in parts]
-        self.queries = torch.cat([part.query.transpose(0, 1) for part in parts])
+        self.queries = _joined([part.asking for part in parts])
         self.sinks = None if sinks is None else sinks.to(self.queries.dtype)
         ends = itertools.accumulate(part.query.shape[1] for part in parts)
         self.rows = [  # of `queries`, by part
             slice(end - part.query.shape[1], end) for end, part in zip(ends, parts, strict=True)
         ]
-        self.fetched: list[list[torch.Tensor]] = [[NOTHING] for _ in parts]
+        self.fetched = [NOTHING for _ in parts]
         self.waited = 0.0
         self.cost: Cost | None = None  # when something was read
 
@@ -189,7 +208,7 @@ class Step:
             layer, number: of this step, for the meters.
 
         Returns:
-            Per part, out [n, heads, head_dim] in the accumulation dtype.
+            Per part, out [n, heads, head_dim] in the accumulation dtype, where attention runs.
         """
         for part in self.parts:
             part.row.prepare()
@@ -199,113 +218,109 @@ class Step:
             for part, query in zip(self.parts, self.scaled, strict=True)
         ]
         attended = self._read_and_attend(wanted, ahead)
-        fetched = [torch.cat(seen) for seen in self.fetched]
-        self._observe(fetched, ahead)
+        self._observe(ahead)
         if recall.due(number, layer, self.store.config.recall_every):
-            self._measure(fetched, attended[1], layer, 1024 * number + layer)
-        attended = self._estimated(fetched, attended)
+            self._measure(attended[1].cpu(), layer, 1024 * number + layer)
+        attended = self._estimated(attended)
         for part in self.parts:
             part.row.settle()
         return [attended[0][rows] for rows in self.rows]
 
     def _read_and_attend(self, wanted: list[Wanted], ahead: Ahead | None) -> Attended:
-        if not any(one.segments for one in wanted):
-            return self._attend(self._resident([NOTHING] * len(wanted)), self.sinks)
-        began = time.perf_counter()
-        with self.store.fetch(wanted, ahead=None if ahead is None else ahead.fetch) as fetch:
-            submitting = time.perf_counter() - began
-            # What is in memory is attended while the reads are under way.
-            attended = self._attend(self._resident(self._shown(fetch.resident)), self.sinks)
-            for arrived in self._timed(fetch.rounds()):
-                part = self._attend(self._per_query(self._shown(arrived)), None)
-                attended = ops.merge_attention(*attended, *part)
-        share, predicting = (0.0, 0.0) if ahead is None else (ahead.share, ahead.seconds)
-        self.cost = Cost(share, predicting, submitting, self.waited)
-        return attended
-
-    def _timed(self, rounds: Iterator[T]) -> Iterator[T]:
-        """The same rounds; counts the time that each is waited for."""
-        while True:
-            began = time.perf_counter()
-            arrived = next(rounds, None)
-            self.waited += time.perf_counter() - began
-            if arrived is None:
-                return
-            yield arrived
-
-    def _shown(self, pieces: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-        """Slots of the entries that the mask shows, by row; takes note of what was fetched."""
-        slots = []
-        for part, seen, piece in zip(self.parts, self.fetched, pieces, strict=True):
-            seen.append(piece[0])
-            slots.append(part.row.shown(*piece, part.visible)[1])
-        return slots
-
-    def _resident(self, fetched: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Per query: what was fetched, sinks, and the window up to the query's own token."""
-        lists = []
-        for part, slots in zip(self.parts, fetched, strict=True):
-            row, count = part.row, part.query.shape[1]
-            if part.visible is None and count == 1:
-                lists.append([slots, row.sinks.slots, row.window.slots])
-                continue
-            resident = row.resident(part.visible)
-            whole = resident.numel()
-            lists += [[slots, resident[: whole - (count - 1 - i)]] for i in range(count)]
-        return lists
-
-    def _per_query(self, slots: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        return [
-            [own]
-            for part, own in zip(self.parts, slots, strict=True)
-            for _ in range(part.query.shape[1])
-        ]
-
-    def _attend(self, lists: list[list[torch.Tensor]], sinks: torch.Tensor | None) -> Attended:
-        """Attention of each query to its own list of entries, given by slots in bytes."""
-        sizes = (sum(piece.numel() for piece in pieces) for pieces in lists)
-        slots = torch.cat(list(itertools.chain.from_iterable(lists)))
-        return ops.sparse_attention(
+        reads = any(one.segments for one in wanted)
+        if not reads and not self.store.attends_on(self.queries):
+            return self._attend_resident()
+        asking = Asking(
             self.queries,
-            self.store.pool(self.shape.dtype),
-            slots // self.shape.dtype.itemsize,
-            torch.tensor([0, *itertools.accumulate(sizes)]),
+            [part.query.shape[1] for part in self.parts],
+            [self._own(part) for part in self.parts],
             self.shape.kv_heads,
             self.shape.scale,
-            sinks,
+            self.sinks,
+            self.softcap,
+            self._visible(wanted),
+        )
+        got = self.store.fetch_attend(wanted, asking, None if ahead is None else ahead.fetch)
+        if reads:
+            self.fetched, self.waited = got.ids, got.waiting
+            share, predicting = (0.0, 0.0) if ahead is None else (ahead.share, ahead.seconds)
+            self.cost = Cost(share, predicting, got.submitting, got.waiting)
+        return got.out, got.lse
+
+    def _own(self, part: Part) -> list[torch.Tensor]:
+        """Slots of sinks and window, the queries' own tokens last."""
+        if part.visible is None:
+            return [part.row.sinks.slots, part.row.window.slots]
+        return [part.row.resident(part.visible)]
+
+    def _visible(self, wanted: list[Wanted]) -> torch.Tensor | None:
+        """Which stored entries the masks show, see `Asking`."""
+        if all(part.visible is None for part in self.parts):
+            return None
+        return torch.cat(
+            [
+                torch.ones(one.limit, dtype=torch.bool)
+                if part.visible is None
+                else part.row.stored_part(part.visible)
+                for one, part in zip(wanted, self.parts, strict=True)
+            ]
+        )
+
+    def _attend_resident(self) -> Attended:
+        """Attention to sinks and window alone, of each query up to its own token; on the host."""
+        lists = []
+        for part in self.parts:
+            slots = torch.cat(self._own(part))
+            count, whole = part.query.shape[1], slots.numel()
+            lists += [slots[: whole - (count - 1 - i)] for i in range(count)]
+        sizes = itertools.accumulate(len(slots) for slots in lists)
+        return ops.sparse_attention(
+            _joined([part.query for part in self.parts]),
+            self.store.pool(self.shape.dtype),
+            torch.cat(lists) // self.shape.dtype.itemsize,
+            torch.tensor([0, *sizes]),
+            self.shape.kv_heads,
+            self.shape.scale,
+            None if self.sinks is None else self.sinks.cpu(),
             self.softcap,
         )
 
-    def _estimated(self, fetched: list[torch.Tensor], attended: Attended) -> Attended:
+    def _by_part(self) -> Iterator[tuple[Part, torch.Tensor, torch.Tensor, slice]]:
+        """Per part: its scaled queries, what was fetched for it, and its rows of all queries."""
+        return zip(self.parts, self.scaled, self.fetched, self.rows, strict=True)
+
+    def _estimated(self, attended: Attended) -> Attended:
         """Adds what stands in for entries that were not read (`estimate_unfetched`)."""
         if not any(part.row.stored and part.row.stored.means for part in self.parts):
             return attended
-        out, lse = torch.zeros_like(attended[0]), torch.full_like(attended[1], -math.inf)
-        for part, query, ids, rows in zip(self.parts, self.scaled, fetched, self.rows, strict=True):
+        # On the host, where the means are.
+        out = torch.zeros_like(attended[0], device="cpu")
+        lse = torch.full_like(attended[1], -math.inf, device="cpu")
+        for part, query, ids, rows in self._by_part():
             stored = part.row.stored
             if stored is not None and stored.means is not None:
                 out[rows], lse[rows] = part.row.estimate(
                     stored.means, query, ids, part.visible, self.softcap
                 )
-        return ops.merge_attention(*attended, out, lse)
+        return ops.merge_attention(
+            *attended, out.to(self.queries.device), lse.to(self.queries.device)
+        )
 
-    def _observe(self, fetched: list[torch.Tensor], ahead: Ahead | None) -> None:
+    def _observe(self, ahead: Ahead | None) -> None:
         """Tell each sequence what its true queries selected, and the meter what was foreseen."""
         meter = self.store.meter
         judging = ahead is not None and meter.prefetch.take_step(ahead.seconds, self.waited)
-        for part, query, ids in zip(self.parts, self.scaled, fetched, strict=True):
+        for part, query, ids, _ in self._by_part():
             if part.row.index() is None:
                 continue
             part.row.observe(query, ids)
             if ahead is not None and judging:
                 meter.prefetch.add_accuracy(*ahead.caught(part.row, ids))
 
-    def _measure(
-        self, fetched: list[torch.Tensor], lse: torch.Tensor, layer: int, seed: int
-    ) -> None:
+    def _measure(self, lse: torch.Tensor, layer: int, seed: int) -> None:
         """Recall of each sequence: how much attention what was fetched holds."""
-        resident_lse = self._attend(self._resident([NOTHING] * len(self.parts)), self.sinks)[1]
-        for part, query, ids, rows in zip(self.parts, self.scaled, fetched, self.rows, strict=True):
+        resident_lse = self._attend_resident()[1]
+        for part, query, ids, rows in self._by_part():
             index = part.row.index()
             if index is None or part.visible is not None:
                 continue

@@ -10,12 +10,12 @@ import logging
 import mmap
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import errors, pinned
+from . import device, errors, pinned
 from . import store_ops as _store_ops  # noqa: F401  (registers the operators)
 from .background import Background
 from .config import SwarmConfig
@@ -65,6 +65,8 @@ class Store:
         self._pool: torch.Tensor = _ops.store_pool(self._handle)
         self._views: dict[torch.dtype, torch.Tensor] = {}
         self._open = True
+        self._device: torch.device | None = None
+        self.scorer: device.Scorer | None = None
         self.meter = Meter()
         self.background = Background()
         self._pinned = pinned.pin(
@@ -124,10 +126,36 @@ class Store:
 
         self.background.make_room(charge)
 
+    def attends_on(self, query: torch.Tensor) -> bool:
+        """Whether decoding steps of queries like this one are answered on their device.
+
+        The first device that is asked for and can becomes the store's: it gets `hbm_bytes`, for
+        entries and for codes, and room for what passes through.
+
+        Args:
+            query: [..., head_dim], of entries whose size is fixed.
+
+        Raises:
+            CapacityError: the device has no room for `hbm_bytes`, or the staging memory none for
+                copies.
+        """
+        if not device.attends(query):
+            return False
+        if self._device is None:
+            assert isinstance(self.config.hbm_bytes, int)
+            codes = self.config.hbm_bytes // device.INDEX_SHARE
+            with errors.converted():
+                opened = _ops.device_open(query)
+                _ops.store_attach(self._handle, opened, self.config.hbm_bytes - codes)
+            self._device = query.device
+            self.scorer = device.Scorer(query.device, codes)
+        return self._device == query.device
+
     def counters(self) -> dict[str, Any]:
         """The counters of `csrc/core/stats_json.h`."""
         with errors.converted():
             counters: dict[str, Any] = json.loads(_ops.store_stats(self._handle))
+        counters["hbm"]["index"] = 0 if self.scorer is None else self.scorer.used
         return counters
 
     def stats(self) -> Stats:
@@ -135,7 +163,7 @@ class Store:
         return make_stats(self.counters(), self.meter)
 
     def notes(self) -> list[str]:
-        """What could not be had on these drives (O_DIRECT, io_uring, locked memory), and why."""
+        """What these drives lack of O_DIRECT, io_uring, cuFile and locked memory, and why."""
         with errors.converted():
             text: str = _ops.store_notes(self._handle)
         return text.splitlines()
@@ -247,6 +275,45 @@ class Store:
         """
         return Fetch(self, rows, purpose, ahead)
 
+    def fetch_attend(
+        self, rows: Sequence[Wanted], asking: Asking, ahead: Fetch | None = None
+    ) -> FetchedAttention:
+        """Read what a decoding step wants and attend to it, and to what is in memory, as it comes.
+
+        The same as `fetch` for `decode`, with attention to each part while others are being read,
+        in one operator. Nothing is held afterwards; `ahead` ends with it. Attention runs on the
+        device of the queries: the host, or the one that the store attends on.
+
+        Args:
+            rows: what each sequence of a batch wants.
+            asking: who attends, and to what beside.
+            ahead: see `fetch`.
+
+        Raises:
+            ArgumentError, StateError: see `fetch`.
+            StorageError, CapacityError: see `Fetch.rounds`.
+        """
+        sizes = (sum(piece.numel() for piece in pieces) for pieces in asking.own)
+        with errors.converted():
+            out, lse, ids, bounds, submitting, waiting = _ops.fetch_attend(
+                self._handle,
+                *_wanted_rows(rows),
+                _ticket_of(ahead),
+                asking.q,
+                asking.queries,
+                torch.cat(list(itertools.chain.from_iterable(asking.own))),
+                [0, *itertools.accumulate(sizes)],
+                asking.kv_heads,
+                asking.scale,
+                asking.sinks,
+                asking.softcap,
+                asking.visible,
+            )
+        if ahead is not None:
+            ahead.give_up()
+        split = [ids] if len(rows) == 1 else list(ids.split(bounds.diff().tolist()))
+        return FetchedAttention(out, lse, split, submitting, waiting)
+
 
 def _on_collection(owner: Any, function: Any, *args: Any) -> weakref.finalize[Any, Any]:
     finalizer = weakref.finalize(owner, _outside_tracing, function, *args)
@@ -262,10 +329,10 @@ def _outside_tracing(function: Any, *args: Any) -> None:
 
 
 def _close(handle: int, memory: pinned.Pinned | None) -> None:
+    with contextlib.suppress(RuntimeError):
+        _ops.store_close(handle)  # first: it waits for copies from this memory
     if memory is not None:
         memory.release()
-    with contextlib.suppress(RuntimeError):
-        _ops.store_close(handle)
 
 
 class Segment:
@@ -327,14 +394,79 @@ class Wanted:
     limit: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """The queries of a decoding step, and what they see beside what is read for them.
+
+    Attributes:
+        q: [Q, heads, head_dim], the rows of all sequences, one sequence after another.
+        queries: how many of them each has, at least 1.
+        own: per sequence, slots in pieces that follow each other: its queries' own tokens last, of
+            which query i of n sees all but the last n - 1 - i.
+        kv_heads, scale, sinks, softcap: see `ops.sparse_attention`.
+        visible: bool, for the entries below the `limit` of each sequence, one after another:
+            False for those that are not attended to. None: all are.
+    """
+
+    q: torch.Tensor
+    queries: list[int]
+    own: list[list[torch.Tensor]]
+    kv_heads: int
+    scale: float
+    sinks: torch.Tensor | None
+    softcap: float | None
+    visible: torch.Tensor | None
+
+
+class FetchedAttention(NamedTuple):
+    """What `Store.fetch_attend` returns.
+
+    Attributes:
+        out, lse: see `ops.sparse_attention`.
+        ids: per sequence, int64 numbers of the stored entries that were fetched.
+        submitting, waiting: seconds that it took to start the reads, and to wait for them.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    ids: list[torch.Tensor]
+    submitting: float
+    waiting: float
+
+
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
 """Per row: int64 numbers of entries through the row's segments, and their slots: byte offsets in
 the pool."""
 
 
+_NOTHING_OF_ONE = torch.tensor([0, 0])
+
+
 def _ragged(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    if len(parts) == 1 and parts[0].numel() == 0:
+        return parts[0], _NOTHING_OF_ONE
     sizes = [0, *itertools.accumulate(part.numel() for part in parts)]
     return (parts[0] if len(parts) == 1 else torch.cat([NOTHING, *parts])), torch.tensor(sizes)
+
+
+def _wanted_rows(rows: Sequence[Wanted]) -> tuple[Any, ...]:
+    """`rows` as operators take them."""
+    segments = [[segment.handle for segment in row.segments] for row in rows]
+    return (
+        list(itertools.chain(*segments)),
+        [0, *itertools.accumulate(map(len, segments))],
+        *_ragged([row.clusters for row in rows]),
+        *_ragged([row.entries for row in rows]),
+        [row.limit for row in rows],
+    )
+
+
+def _ticket_of(ahead: Fetch | None) -> int:
+    if ahead is None:
+        return 0
+    if ahead.ended:
+        raise errors.StateError("the prefetch was released: fetch without `ahead`")
+    return ahead.ticket
 
 
 def _split(ids: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Rows:
@@ -354,28 +486,36 @@ class Fetch:
     ) -> None:
         self._store = store
         self._rows = list(rows)  # their segments are not freed while being read
-        segments = [[segment.handle for segment in row.segments] for row in self._rows]
-        early = 0
-        if ahead is not None:
-            if ahead._held[0] is None:
-                raise errors.StateError("the prefetch was released: fetch without `ahead`")
-            early = ahead._held[0]
+        early = _ticket_of(ahead)
         with errors.converted():
             ticket, *resident = _ops.fetch_submit(
-                store._handle,
-                list(itertools.chain(*segments)),
-                [0, *itertools.accumulate(map(len, segments))],
-                *_ragged([row.clusters for row in self._rows]),
-                *_ragged([row.entries for row in self._rows]),
-                [row.limit for row in self._rows],
-                purpose,
-                early,
+                store._handle, *_wanted_rows(self._rows), purpose, early
             )
         if ahead is not None:
-            ahead._held[0] = None
+            ahead.give_up()
         self._held: list[int | None] = [ticket]  # shared with the finalizer
         self._finalizer = _on_collection(self, _release_ticket, store, self._held)
         self.resident: Rows = _split(*resident)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, or became a part of another one."""
+        return self._held[0] is None
+
+    @property
+    def ticket(self) -> int:
+        """Handle of the reads.
+
+        Raises:
+            StateError: the fetch has ended, or became a part of another one.
+        """
+        if self._held[0] is None:
+            raise errors.StateError("the fetch has ended, or became a part of another one")
+        return self._held[0]
+
+    def give_up(self) -> None:
+        """Forget the reads, which are a part of another fetch now."""
+        self._held[0] = None
 
     def rounds(self) -> Iterator[Rows]:
         """Yield pieces as reads arrive; the slots of one round end with the next.
@@ -387,12 +527,16 @@ class Fetch:
         """
         more = True
         while more:
-            if self._held[0] is None:
-                raise errors.StateError("the fetch has ended, or became a part of another one")
+            ticket = self.ticket
             with errors.converted():
-                *arrived, more = _ops.fetch_wait(self._store._handle, self._held[0])
+                *arrived, more = _ops.fetch_wait(self._store._handle, ticket)
             if arrived[0].numel():
                 yield _split(*arrived)
+
+    def complete(self) -> None:
+        """Wait for everything; see `rounds`."""
+        for _ in self.rounds():
+            pass
 
     def release(self) -> None:
         """Give staging memory and cache pins back, whatever is in flight. Twice is allowed."""

@@ -12,9 +12,27 @@ they hold; a loop of your own may call them directly:
 | `segment_clusters`, `segment_drives` | handle -> its clusters, and the drive of each copy |
 | `fetch_submit` | segments, clusters, entries of B rows -> ticket, and what is in fast memory |
 | `fetch_wait`, `fetch_release` | ticket -> entry numbers and slots by row, whether more follows |
+| `fetch_attend` | what `fetch_submit` takes, and queries -> attention to all of it, as it arrives |
+| `device_open`, `store_attach` | any tensor of a device -> handle; a store attends there |
 | `store_charge`, `store_stats`, `store_notes`, `store_close` | accounting and the end |
 
 A slot is a byte offset in the pool; `sparse_attention` and `gather_entries` take element offsets.
+
+`fetch_attend` is a decoding step's submit, attend, complete, attend and merge in one call. Row r of
+the batch has `queries[r]` of the rows of q [Q, Hq, D], and `own` (slots, `own_rows` offsets) beside
+what it wants of the drives: sinks and window, its queries' own tokens last, of which query i of n
+sees all but the last n - 1 - i. `visible`, bool [sum of limits], leaves stored entries out of
+attention. It returns out and lse as `sparse_attention` does, the numbers of the stored entries that
+were fetched (`ids`, `rows` offsets), and the seconds that submitting and waiting took. Whether it
+succeeds or not, nothing is held afterwards. With q on the device that the store was attached to,
+attention runs there: what it reads is copied in batches, and out and lse are there. What
+`device_open` returns is good for one `store_attach`.
+
+In compiled code (`torch.compile`) these calls happen in the order in which they stand, used or not.
+Where a call gives or takes a handle that is made in the same function (`store_open`,
+`segment_write`, `fetch_submit`, `fetch_wait`), the compiler breaks the graph. It does not know that
+`sparse_attention` and `gather_entries` read memory which a release gives to others: keep
+`window_release`, `segment_free` and `fetch_release` out of compiled functions that attend.
 """
 
 from __future__ import annotations
@@ -23,9 +41,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 
 from . import _library  # noqa: F401  (loads the operators)
+from .dense import accumulation_dtype
 from .errors import typed_errors
 
 __all__ = ["gather_entries", "stored_entry_bytes"]
@@ -36,12 +56,13 @@ def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
     """Copies entries out of the pool.
 
     Args:
-        pool: [P] floating, contiguous.
+        pool: [P] floating, contiguous. With slots on a CUDA device: there, or in pinned memory.
         slots: [n] int64, element offset of each entry.
         entry_elements: numbers per entry, > 0.
 
     Returns:
-        [n, entry_elements], row i being `pool[slots[i] : slots[i] + entry_elements]`.
+        [n, entry_elements] on the device of slots, row i being `pool[slots[i] : slots[i] +
+        entry_elements]`; on a CUDA device a row is NaN whose slot reaches past the pool.
 
     Raises:
         ArgumentError: a shape or dtype is wrong, or a slot reaches past the pool.
@@ -64,12 +85,15 @@ def stored_entry_bytes(k: Tensor, codec: str) -> int:
     return size
 
 
-# The compiler removes calls whose results are not used, unless it is told that they do something.
-for _name in (
+# The compiler removes calls whose results are not used and moves calls that share no tensor, unless
+# it is told that they do something. A registered effect is a token that passes from call to call.
+EFFECTFUL = (
+    "device_open",
     "store_open",
     "store_close",
     "store_set_entry_bytes",
     "store_charge",
+    "store_attach",
     "window_append",
     "window_retain",
     "window_release",
@@ -78,8 +102,12 @@ for _name in (
     "fetch_submit",
     "fetch_wait",
     "fetch_release",
-):
-    has_side_effect(getattr(torch.ops.swarm_kv, _name).default)
+    "fetch_attend",
+)
+for _name in EFFECTFUL:
+    _op = getattr(torch.ops.swarm_kv, _name).default
+    has_side_effect(_op)
+    _register_effectful_op(_op, _EffectType.ORDERED)
 
 
 # ---- Fake kernels: shapes and dtypes while tracing, when no store may be touched.
@@ -102,7 +130,7 @@ def _check_keys_values(op: str, k: Tensor, v: Tensor) -> None:
 
 @torch.library.register_fake("swarm_kv::gather_entries")
 def _(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
-    return pool.new_empty(slots.shape[0], entry_elements)
+    return slots.new_empty((slots.shape[0], entry_elements), dtype=pool.dtype)
 
 
 @torch.library.register_fake("swarm_kv::store_open")
@@ -128,6 +156,16 @@ def _(store: int) -> Tensor:
 
 @torch.library.register_fake("swarm_kv::store_charge")
 def _(store: int, bytes: int) -> None:
+    return None
+
+
+@torch.library.register_fake("swarm_kv::device_open")
+def _(like: Tensor) -> Tensor:
+    return torch.empty(16, dtype=torch.uint8)
+
+
+@torch.library.register_fake("swarm_kv::store_attach")
+def _(store: int, device: Tensor, hbm_bytes: int) -> None:
     return None
 
 
@@ -227,3 +265,30 @@ def _(store: int, ticket: int) -> Any:
 @torch.library.register_fake("swarm_kv::fetch_release")
 def _(store: int, ticket: int) -> None:
     return None
+
+
+@torch.library.register_fake("swarm_kv::fetch_attend")
+def _(
+    store: int,
+    segments: list[int],
+    segment_rows: list[int],
+    clusters: Tensor,
+    cluster_rows: Tensor,
+    entries: Tensor,
+    entry_rows: Tensor,
+    limits: list[int],
+    ahead: int,
+    q: Tensor,
+    queries: list[int],
+    own: Tensor,
+    own_rows: list[int],
+    kv_heads: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    visible: Tensor | None = None,
+) -> Any:
+    torch._check(q.dim() == 3, lambda: f"fetch_attend: q must have 3 dimensions, got {q.dim()}")
+    out = torch.empty_like(q, dtype=accumulation_dtype(q.dtype)).contiguous()
+    ids = _list_of_unknown_length()
+    return out, out.new_empty(q.shape[:2]), ids, torch.empty_like(cluster_rows), 0.0, 0.0

@@ -58,6 +58,16 @@ def digest(ids: torch.Tensor) -> str:
     return hashlib.sha256(numbers.numpy().astype("<i8").tobytes()).hexdigest()
 
 
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text, without the special tokens that a tokenizer may put in front."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+
+def opening(tokenizer: Any) -> list[int]:
+    """The special tokens that a tokenizer puts in front of every text."""
+    return list(tokenizer("").input_ids)
+
+
 def token_ids(
     tokenizer: Any, length: int, source: str | pathlib.Path | None = None, *, start: int = 0
 ) -> torch.Tensor:
@@ -80,7 +90,7 @@ def token_ids(
         raise ArgumentError(
             f"`length` ({length}) must be at least 1 and `start` ({start}) at least 0"
         )
-    ids = tokenizer(read_text(source), add_special_tokens=False, verbose=False).input_ids
+    ids = encode(tokenizer, read_text(source))
     if len(ids) < start + length:
         name = "the Python topics" if source is None else f"`{source}`"
         raise ArgumentError(

@@ -39,6 +39,12 @@ class Point:
             "layers": {str(n): dataclasses.asdict(one) for n, one in self.layers.items()},
         }
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Point:
+        """Inverse of `to_dict`."""
+        layers = {int(number): Evaluation(**one) for number, one in values["layers"].items()}
+        return cls(values["tau"], values["max_size"], layers)
+
 
 def signatures(layer: LayerTrace, queries: int = 1024) -> torch.Tensor:
     """int64 [entries, words]: what the context's last `queries` queries activate."""
