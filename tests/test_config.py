@@ -18,6 +18,7 @@ FULL: dict[str, Any] = {
     "paths": ["/mnt/a", "raw:/dev/nvme1n1"],
     "sparsity": 0.25,
     "dram_bytes": 3 << 30,
+    "hbm_bytes": 1 << 30,
     "window": 100,
     "sinks": 0,
     "selector": "medoid",
@@ -37,6 +38,7 @@ FULL: dict[str, Any] = {
     "representative": "weighted_mean",
     "medoid_bits": 4,
     "estimate_unfetched": True,
+    "kv_dtype": "bfloat16",
     "codec": "int8",
     "initial_fill": "product",
     "profile_queries": 64,
@@ -116,6 +118,15 @@ def test_sizes_that_are_not_positive(name: str, value: Any) -> None:
     assert str(caught.value) == f"`{name}` ({value!r}) must be a positive number of bytes"
 
 
+@pytest.mark.parametrize("value", [-1, True, math.nan, math.inf, None, [1]])
+def test_hbm_bytes_may_be_none(value: Any) -> None:
+    for zero in (0, "0", "0 GiB"):
+        assert SwarmConfig(paths="/a", hbm_bytes=zero).hbm_bytes == 0
+    assert SwarmConfig(paths="/a", hbm_bytes="2GiB").hbm_bytes == 2 << 30
+    with pytest.raises(ArgumentError, match="must be 0 or a positive number of bytes"):
+        SwarmConfig(paths="/a", hbm_bytes=value)
+
+
 def test_paths() -> None:
     assert SwarmConfig(paths="/a").paths == ("/a",)
     assert SwarmConfig(paths=pathlib.Path("/a")).paths == ("/a",)
@@ -188,6 +199,7 @@ def test_counts_are_whole(name: str, value: Any) -> None:
         ("representative", ["medoid", "weighted_mean"]),
         ("medoid_bits", [16, 4]),
         ("code_bits", [8, 4]),
+        ("kv_dtype", ["auto", "float16", "bfloat16"]),
         ("codec", ["none", "int8", "kivi4"]),
         ("initial_fill", ["printed", "product", "none"]),
         ("prefetch", ["auto", "post_attention", "decoder_input", "off"]),

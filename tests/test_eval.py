@@ -216,9 +216,18 @@ class TestCompat:
         assert compat.take_over(keys, kwargs or {}) is layer
         assert compat.take_over(keys, {}) is None
 
-    @pytest.mark.parametrize(("n", "left"), [(0, 10), (-3, 7), (-12, 0), (4, 4), (12, 10)])
+    @pytest.mark.parametrize(("n", "left"), [(-3, 7), (-10, 0), (4, 4), (12, 10)])
     def test_crop_in_both_conventions(self, n, left):
         assert compat.cropped_length(10, n) == left
+
+    def test_crop_by_or_to_zero(self, model, ids):
+        """Nothing to remove, or nothing to keep: as in the transformers that is installed."""
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(ids, use_cache=True, **{compat.cache_arg(model): cache})
+        before = cache.get_seq_length()
+        cache.crop(0)
+        assert compat.cropped_length(before, 0) == cache.get_seq_length()
 
     def test_attention_name(self, model):
         assert compat.attention_name(model) == "sdpa"

@@ -9,14 +9,16 @@ import sys
 
 import pytest
 
-EXAMPLES = sorted((pathlib.Path(__file__).parent.parent / "examples").glob("*.py"))
+FOLDER = pathlib.Path(__file__).parent.parent / "examples"
+RUNS = [(path.name,) for path in sorted(FOLDER.glob("*.py"))]
+RUNS += [("long_document_qa.py", "--batch")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(smollm2: object, example: pathlib.Path, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("run", RUNS, ids=" ".join)
+def test_example_runs(smollm2: object, run: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     done = subprocess.run(
-        [sys.executable, example],
+        [sys.executable, FOLDER / run[0], *run[1:]],
         env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -185,7 +185,8 @@ def test_recent_queries_are_spread_over_the_last_steps() -> None:
     assert recent.queries(9) is None
     for step in range(1000):
         assert recent.full == (step > 252)
-        recent.note(torch.full((3, 2), float(step)), step)
+        if recent.due():
+            recent.note(torch.full((3, 2), float(step)), step)
     queries = recent.queries(5000)
     assert queries is not None
     assert queries.q.shape == (3, 64, 2)

@@ -36,7 +36,7 @@ def check(result: Any, *says: str) -> None:
 def test_record_then_tune(tmp_path: pathlib.Path) -> None:
     file, figures, plot = (tmp_path / name for name in ("t.st", "t.json", "t.svg"))
     small = ("--context", 400, "--tokens", 520, "--window", 32, "--layers", "1,3")
-    check(run("record", "tiny", *small, "-o", file), "oracle recall", "layer 3")
+    check(run("record", "tiny", *small, "-o", file), "oracle recall", "│ 3 │ 8 / 2 of 16 │")
     trace = Trace.load(file)
     assert list(trace.layers) == [1, 3]
     assert (trace.model, trace.settings.context, trace.settings.window) == ("tiny", 400, 32)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import signal
+import sys
+import time
 
 import pytest
 
@@ -36,35 +39,58 @@ def test_what_was_not_measured_shows_as_such(result, tmp_path):
     assert "a note" in text
 
 
+def test_a_result_tells_its_time_and_older_ones_lack_it(result):
+    assert 0 <= result["seconds"] < 60
+    harness.validate({name: value for name, value in result.items() if name != "seconds"})
+    with pytest.raises(harness.jsonschema.ValidationError):
+        harness.validate({**result, "seconds": "long"})
+
+
 def test_a_run_replaces_old_results_and_tells_failures(monkeypatch, tmp_path, capfd, result):
-    for name in BENCHMARKS:
+    for name in suite.NAMES:
         (tmp_path / f"{name}.json").write_text("old")
 
-    def run(arguments, **_):
-        name = arguments[arguments.index("benchmarks") + 1]
+    def apart(arguments):
+        name = arguments[0]
         assert not (tmp_path / f"{name}.json").exists()
-        if name == "store":
-            raise subprocess.TimeoutExpired(arguments, 1)
-        if name == "rings":
-            return subprocess.CompletedProcess(arguments, 1)
+        if name in ("store", "rings"):
+            return {"store": None, "rings": 1}[name]
         assert "--quick" in arguments
         (tmp_path / f"{name}.json").write_text(json.dumps(result))
-        return subprocess.CompletedProcess(arguments, 0)
+        return 0
 
-    monkeypatch.setattr(suite.subprocess, "run", run)
+    monkeypatch.setattr(suite, "apart", apart)
     assert command.main(["all", "--quick", "--out", str(tmp_path)]) == 1
     shown = capfd.readouterr()
-    assert f"{len(BENCHMARKS) - 2} of {len(BENCHMARKS)} benchmarks measured" in shown.out
+    assert f"{len(suite.NAMES) - 2} of {len(suite.NAMES)} benchmarks measured in " in shown.out
+    timed = {line.split()[0] for line in shown.out.splitlines() if line.endswith(" s")}
+    assert timed >= set(suite.NAMES)
+    assert "store took longer than 1800 s" in shown.err
     missing = shown.err.splitlines()[-1].removeprefix("not measured: ").split(", ")
     assert set(missing) == {"store", "rings"}
     text = (tmp_path / "RESULTS.md").read_text()
     assert text.count("| not measured |") == 2
 
 
+def test_a_benchmark_has_a_process_of_its_own_which_may_hang_or_crash(monkeypatch):
+    def measure(given):
+        if given == ["hangs"]:
+            time.sleep(600)
+        if given == ["crashes"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(int(given == ["fails"]))
+
+    monkeypatch.setattr(suite, "measure", measure)
+    assert suite.apart(["hangs"], 0.1) is None
+    assert suite.apart(["crashes"]) == -signal.SIGKILL
+    assert suite.apart(["fails"]) == 1
+    assert suite.apart(["works"]) == 0
+
+
 def test_paths_reach_every_benchmark(tmp_path):
-    given = suite.command("store", tmp_path, False, ["/a", "/b"])
+    given = suite.arguments("store", tmp_path, False, ["/a", "/b"])
     assert given[given.index("--paths") + 1] == "/a,/b"
-    assert "--paths" not in suite.command("store", tmp_path, True, [])
+    assert "--paths" not in suite.arguments("store", tmp_path, True, [])
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

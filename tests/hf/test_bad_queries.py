@@ -11,7 +11,7 @@ import torch
 import swarm_kv
 from swarm_kv import compat
 from swarm_kv.errors import ArgumentError, StateError
-from tests.hf.test_equivalence import settings
+from tests.hf.helpers import settings
 
 PROMPT, BAD, STEPS = 200, 203, 212
 ANSWERING = ["codes", "interval", "two_level", "infllm", "oracle"]

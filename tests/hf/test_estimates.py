@@ -13,7 +13,7 @@ from torch import Tensor
 import swarm_kv
 from swarm_kv import compat
 from swarm_kv.means import ClusterMeans
-from tests.hf.test_equivalence import settings
+from tests.hf.helpers import settings
 
 PROMPT, STEPS = 200, 12
 

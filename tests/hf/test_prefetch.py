@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import logging
 from typing import Any
 
@@ -29,7 +30,7 @@ from swarm_kv.prefetch import (
 from swarm_kv.sequence import Sequence
 from swarm_kv.step import Cost
 from tests.conftest import TINY_KINDS
-from tests.hf.test_equivalence import left_padded, settings, teacher_forced
+from tests.hf.helpers import left_padded, settings, teacher_forced
 
 PROMPT, STEPS = 200, 12
 SPARSE = {"sparsity": 0.3, "initial_fill": "none", "request_cost": 1.5}
@@ -415,6 +416,21 @@ def test_the_controller_leaves_out_what_brings_nothing() -> None:
     """Where all cost the same, the drives are spared what is read for nothing."""
     shares = steps(Controller(), 500, dict.fromkeys(SHARES, 1.0))
     assert shares[100:].count(0.0) > 360
+
+
+@pytest.mark.parametrize(("predicting", "least", "most"), [(1.0, 1, 2), (0.5, 4, 9)])
+def test_the_controller_rarely_tries_what_cannot_win(
+    predicting: float, least: int, most: int
+) -> None:
+    """Where predicting costs what all reads do; the control could win, and is tried at first."""
+    controller, shares = Controller(), []
+    for _ in range(300):
+        shares.append(share := controller.next())
+        ahead = predicting if share else 0.0
+        controller.add(Cost(share, ahead, 0.0, 1.0))
+    tries = shares[2 * TRIAL :]
+    started = sum(now > 0 and before == 0 for before, now in itertools.pairwise(tries))
+    assert least <= started <= most
 
 
 def test_the_controller_does_not_need_what_cannot_be_had() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import swarm_kv
-from tests.hf.test_equivalence import settings
+from swarm_kv import compat
+from tests.hf import table
+from tests.hf.helpers import settings
 
 
 def state_of(model: Any) -> dict[str, Any]:
@@ -102,63 +103,33 @@ def test_a_drive_that_fills_up(model: Any, drives: list[str], full_drive: pathli
     with torch.no_grad(), swarm_kv.patch(model, config) as swarm:
         cache = swarm.new_cache()
         with pytest.raises(swarm_kv.StorageError, match=re.escape(str(full_drive))):
-            model(ids, cache=cache)
+            model(ids, **{compat.cache_arg(model): cache})
         with pytest.raises(swarm_kv.StateError, match="start a new cache"):
-            model(ids, cache=cache)
+            model(ids, **{compat.cache_arg(model): cache})
     assert os.listdir(full_drive) == ["filler"]
 
 
-def test_an_encoder_decoder_model(drives: list[str]) -> None:
-    config = transformers.T5Config(
-        d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=32
-    )
-    model = transformers.T5ForConditionalGeneration(config)
-    refused(model, settings(drives), swarm_kv.ArgumentError, "T5", "encoder-decoder")
+WORDS = {
+    "DeepSeek-V3": ("DeepseekV3", "multi-head latent attention", "kv_lora_rank"),
+    "Gemma 3n": ("Gemma3n", "share keys and values", "num_kv_shared_layers"),
+    "T5": ("T5", "encoder-decoder"),
+    "BART": ("Bart", "encoder-decoder"),
+    "Mamba": ("Mamba", "no full-attention layer"),
+    "Mistral before v0.3, all layers sliding": ("Mistral", "no full-attention layer"),
+    "Falcon-H1": ("FalconH1", "LinearAttentionAndFullAttentionLayer"),
+    "Llama 4": ("Llama4", "chunked_attention"),
+    "MiniMax-Text-01": ("MiniMax", "cache of a kind of its own"),
+    "DiffLlama": ("DiffLlama", "splits values"),
+    "Doge": ("Doge", "hides tokens"),
+    "JetMoe": ("JetMoe", "repeats keys and values"),
+    "BLOOM": ("Bloom", "attention interface"),
+}
 
 
-def test_multi_head_latent_attention(drives: list[str]) -> None:
-    config = transformers.DeepseekV3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=16,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    refused(model, settings(drives), swarm_kv.ArgumentError, "DeepseekV3", "kv_lora_rank")
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.MistralConfig(sliding_window=8, num_key_value_heads=2),
-        transformers.MambaConfig(state_size=4),
-    ],
-    ids=["sliding", "linear"],
-)
-def test_no_full_attention_layer(config: Any, drives: list[str]) -> None:
-    small = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    for name, value in {**small, "intermediate_size": 32}.items():
-        setattr(config, name, value)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    refused(model, settings(drives), swarm_kv.ArgumentError, "no full-attention layer")
-
-
-def test_a_model_without_the_attention_interface(drives: list[str]) -> None:
-    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    refused(model, settings(drives), swarm_kv.ArgumentError, "Bloom", "attention interface")
+@pytest.mark.parametrize("name", table.REFUSED)
+def test_a_model_that_cannot_work(name: str, drives: list[str]) -> None:
+    model = table.refused_model(name)
+    refused(model, settings(drives), swarm_kv.ArgumentError, *WORDS[name])
 
 
 def test_a_module_that_is_no_language_model(drives: list[str]) -> None:
@@ -226,21 +197,3 @@ def test_a_second_patch(model: Any, drives: list[str], tmp_path: pathlib.Path) -
         assert swarm.stats().steps > 0
     with pytest.raises(swarm_kv.StateError, match="not patched"):
         swarm_kv.unpatch(model)
-
-
-def test_a_static_cache(model: Any, drives: list[str]) -> None:
-    ids = torch.arange(3, 103)[None]
-    call = {"max_new_tokens": 4, "do_sample": False}
-    with swarm_kv.patch(model, settings(drives)) as swarm:
-        with pytest.raises(swarm_kv.ArgumentError, match=r"StaticCache.*cache_implementation"):
-            model.generate(ids, **call, cache_implementation="static")
-        assert swarm.stats().written_bytes == 0
-        model.generate(ids, **call)  # and the model still works
-    assert model.generate(ids, **call, cache_implementation="static").shape[1] > 100
-
-
-def test_a_swarm_cache_in_a_model_that_is_not_patched(model: Any, drives: list[str]) -> None:
-    cache = swarm_kv.SwarmCache(model.config, settings(drives))
-    with pytest.raises(swarm_kv.StateError, match=r'"sdpa": call swarm_kv\.patch'):
-        model(torch.arange(3, 103)[None], cache=cache)
-    assert cache.get_seq_length() == 0

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    DiffLlamaConfig,
-    DynamicCache,
-    GPT2Config,
-    MiniMaxConfig,
-)
+from transformers import AutoModelForCausalLM, DiffLlamaConfig, DynamicCache, GPT2Config
 
 import swarm_kv
 from swarm_kv import compat, selectors
 from swarm_kv.store import Store
-from tests.hf.test_equivalence import settings, teacher_forced
+from tests.hf.helpers import settings, teacher_forced
 
 PROMPT = 200
 
@@ -110,15 +103,15 @@ def test_a_step_interrupted_between_layers(model: Any, ids: Tensor, drives: list
 def test_a_reset_cache_may_be_used_after_a_failure(
     model: Any, ids: Tensor, drives: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, calls = Store.fetch, list[None]()
+    fetch_attend, calls = Store.fetch_attend, list[None]()
 
     def fail_in_the_second_layer(self: Store, *args: Any, **kwargs: Any) -> Any:
         calls.append(None)
         if len(calls) == 2:
             raise swarm_kv.StorageError("drive 1 is gone")
-        return fetch(self, *args, **kwargs)
+        return fetch_attend(self, *args, **kwargs)
 
-    monkeypatch.setattr(Store, "fetch", fail_in_the_second_layer)
+    monkeypatch.setattr(Store, "fetch_attend", fail_in_the_second_layer)
     with swarm_kv.patch(model, settings(drives, prefetch="off", recall_every=0)) as swarm:
         cache = swarm.new_cache()
         call(model, ids[:, :PROMPT], cache)
@@ -220,11 +213,11 @@ def test_a_wait_that_is_interrupted_gives_its_ticket_back(
 
     with torch.no_grad(), swarm_kv.patch(model, settings(drives)) as swarm:
         cache = swarm.new_cache()
-        call(model, ids[:, :PROMPT], cache)
+        call(model, ids[:, :100], cache)
         with monkeypatch.context() as patched:
             patched.setattr(module, "_ops", Interrupted())
-            with pytest.raises(KeyboardInterrupt):
-                call(model, ids[:, PROMPT : PROMPT + 1], cache)
+            with pytest.raises(KeyboardInterrupt):  # in a long chunk, which streams what it stored
+                call(model, ids[:, 100:PROMPT], cache)
     assert swarm.store.closed
 
 
@@ -257,24 +250,6 @@ def test_a_config_without_key_value_heads(ids: Tensor, drives: list[str]) -> Non
         assert swarm.stats().bytes_per_step > 0
 
 
-def test_a_model_with_a_cache_of_its_own_kind(drives: list[str]) -> None:
-    """MiniMax was patched and then could not run."""
-    config = MiniMaxConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=2,
-        layer_types=["linear_attention", "full_attention"],
-    )
-    model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(swarm_kv.ArgumentError, match="cache of a kind of its own"):
-        swarm_kv.patch(model, settings(drives))
-    assert all(os.listdir(path) == [] for path in drives)
-
-
 @torch.no_grad()
 def test_a_model_that_changes_values_after_its_cache(ids: Tensor, drives: list[str]) -> None:
     """DiffLlama splits them for two attentions; the first one was wrong, the second an assert."""
@@ -287,8 +262,9 @@ def test_a_model_that_changes_values_after_its_cache(ids: Tensor, drives: list[s
         num_key_value_heads=2,
     )
     model = AutoModelForCausalLM.from_config(config).eval()
-    with (
-        swarm_kv.patch(model, settings(drives)),
-        pytest.raises(swarm_kv.ArgumentError, match=r"layer 0's cache.*unpatch"),
-    ):
-        model(ids)
+    model.set_attn_implementation("swarm_kv")  # `patch` refuses this model by its name
+    if compat.attention_name(model) != "swarm_kv":
+        pytest.skip("this transformers' DiffLlama has attention of its own")
+    cache = swarm_kv.SwarmCache(config, settings(drives))
+    with pytest.raises(swarm_kv.ArgumentError, match=r"layer 0's cache.*unpatch"):
+        call(model, ids, cache)

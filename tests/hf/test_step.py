@@ -12,7 +12,7 @@ from swarm_kv import baselines, selectors
 from swarm_kv.layer import CacheState, SwarmLayer
 from swarm_kv.sequence import Sequence
 from swarm_kv.store import Store
-from tests.hf.test_equivalence import settings
+from tests.hf.helpers import settings
 
 HEADS, KV_HEADS, DIM, PROMPT, STEPS = 4, 2, 16, 160, 6
 PADS = (0, 61, 17)

@@ -9,7 +9,7 @@ import torch
 
 import swarm_kv
 from swarm_kv import baselines, clusterers, compat, selectors
-from tests.hf.test_equivalence import settings, teacher_forced
+from tests.hf.helpers import settings, teacher_forced
 
 CHOICES = [
     *[("selector", name) for name in selectors.names()],

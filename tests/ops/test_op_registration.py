@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm_kv import _library, errors, ops, reference
+from swarm_kv import _library, autograd, errors, ops, reference
 
 PACKAGE = Path(ops.__file__).parent
 
@@ -42,9 +42,13 @@ SAMPLES = {
         for name in ("swarm", "no_replica", "medoid_only", "hypergraph", "sequence_blocks")
     ],
     "join_clusters": [(BITS, BITS[:7], 128, name, 0.9, 2) for name in ("jaccard", "global")],
-    "score_codes": [(Q, CODEBOOKS, CODES, 0.25), (Q.half(), CODEBOOKS, CODES, 0.25)],
+    "score_codes": [
+        (Q, CODEBOOKS, CODES, 0.25),
+        (Q.half(), CODEBOOKS, CODES, 0.25, torch.rand(2, 16, 16)),
+    ],
     "score_packed_codes": [
         (Q, PACKED_BOOKS, PACKED, 0.25),
+        (Q, PACKED_BOOKS, PACKED, 0.25, torch.rand(2, 16, 16).half()),
         (Q.half(), PACKED_BOOKS, PACKED.transpose(1, 2).contiguous().transpose(1, 2), 0.25),
     ],
     "score_clusters": [(Q, KEYS, 0.25), (Q.bfloat16(), KEYS, 0.25)],
@@ -64,6 +68,7 @@ SAMPLES = {
 }
 CASES = [(name, args) for name, samples in SAMPLES.items() for args in samples]
 FLOATING_OPS = [name for name in SAMPLES if not name.startswith(("cluster", "join", "select"))]
+REFUSING_OPS = [name for name in SAMPLES if name in autograd.WITHOUT_BACKWARD]
 
 
 def test_every_operator_has_samples_reference_and_docstring():
@@ -105,11 +110,11 @@ def test_fake_kernel_checks_too(name):
         getattr(torch.ops.swarm_kv, name)(*args)
 
 
-@pytest.mark.parametrize("name", FLOATING_OPS)
+@pytest.mark.parametrize("name", REFUSING_OPS)
 def test_gradients_are_refused_not_dropped(name):
     args = list(SAMPLES[name][0])
     args[0] = args[0].clone().requires_grad_()
-    with pytest.raises(NotImplementedError, match=f"swarm_kv.ops.{name} has no backward"):
+    with pytest.raises(NotImplementedError, match=f"swarm_kv::{name} has no backward"):
         getattr(ops, name)(*args)
     with torch.no_grad():
         getattr(ops, name)(*args)
@@ -233,10 +238,26 @@ def test_cuda_status_gives_a_reason():
         assert "without CUDA" in status.reason
 
 
-def test_cuda_kernel_is_registered_when_loaded():
-    registered = torch._C._dispatch_has_kernel_for_dispatch_key("swarm_kv::merge_attention", "CUDA")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "activation_signatures",
+        "device_open",
+        "gather_entries",
+        "merge_attention",
+        "score_clusters",
+        "score_coded_clusters",
+        "score_codes",
+        "score_packed_codes",
+        "select_clusters",
+        "select_two_level",
+        "sparse_attention",
+    ],
+)
+def test_cuda_kernel_is_registered_when_loaded(name):
+    registered = torch._C._dispatch_has_kernel_for_dispatch_key(f"swarm_kv::{name}", "CUDA")
     assert registered == _library.cuda_status().loaded
-    assert torch._C._dispatch_has_kernel_for_dispatch_key("swarm_kv::merge_attention", "CPU")
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"swarm_kv::{name}", "CPU")
 
 
 def test_missing_library_says_how_to_build(tmp_path):

@@ -99,7 +99,7 @@ def test_score_codes_survives_large_scores(score):
 
 
 def test_score_codes_does_not_depend_on_threads():
-    case = make_codes(items=5000, queries=3)
+    case = make_codes(items=40000, queries=3)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -181,6 +181,23 @@ def test_score_packed_codes_are_those_of_score_codes_but_for_rounding():
     assert not torch.allclose(ops.score_packed_codes(**swapped), expected, rtol=0.1, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("make", [make_codes, make_packed_codes])
+def test_queries_are_turned_first(make, dtype):
+    case = make(6, 2, 32, 8, items=700, queries=3)
+    name = "score_codes" if make is make_codes else "score_packed_codes"
+    turn = torch.randn(2, 32, 32, generator=torch.Generator().manual_seed(5)).to(dtype)
+    actual = getattr(ops, name)(**case, turn=turn)
+    tolerance = {"rtol": 0.02 if make is make_packed_codes else 1e-4, "atol": 1e-8}
+    expected = getattr(reference, name)(**case, turn=turn)
+    torch.testing.assert_close(actual, expected, **tolerance)
+    turned = (case["q"].view(2, -1, 32) @ turn.float()).view(6, 3, 32)
+    by_hand = getattr(ops, name)(**{**case, "q": turned})
+    torch.testing.assert_close(actual, by_hand, **tolerance)
+    for wrong in (None, turn.mT):
+        assert not torch.allclose(getattr(ops, name)(**case, turn=wrong), actual, **tolerance)
+
+
 @pytest.mark.parametrize("score", [1e4, -1e4, 0.0])
 def test_score_packed_codes_survives_extreme_scores(score):
     case = {**make_packed_codes(4, 2, 32, 8, 700), "scale": score}
@@ -190,7 +207,7 @@ def test_score_packed_codes_survives_extreme_scores(score):
 
 
 def test_score_packed_codes_does_not_depend_on_threads():
-    case = make_packed_codes(8, 2, 32, 8, 9000)
+    case = make_packed_codes(8, 2, 32, 8, 40000)  # enough for several
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -210,6 +227,9 @@ def test_score_packed_codes_does_not_depend_on_threads():
         (dict(codes=torch.zeros(2, 8, 7, dtype=torch.uint8)), "codes must have parts / 2 = 4"),
         (dict(codes=torch.zeros(2, 4, 7)), "codes must be uint8"),
         (dict(q=torch.randn(5, 1, 32)), "the KV heads (2) must divide the query heads of q"),
+        (dict(turn=torch.randn(3, 32, 32)), "turn must have KV heads = 2 in dimension 0"),
+        (dict(turn=torch.randn(2, 32, 31)), "turn must have features of q = 32 in dimension 2"),
+        (dict(turn=torch.ones(2, 32, 32).int()), "turn must be float16, bfloat16, float32"),
     ],
 )
 def test_score_packed_codes_errors(change, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -139,6 +140,43 @@ def assert_holds(got: dict[int, Tensor], rows: Tensor, numbers: Sequence[int] | 
     assert sorted(got) == sorted(numbers)
     for number, row in got.items():
         assert torch.equal(row, rows[number]), f"entry {number} has other bytes"
+
+
+class BadFile:
+    """The file of an open store on one drive, and what it takes to spoil and to mend it."""
+
+    def __init__(self, path: str) -> None:
+        for link in pathlib.Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(link).startswith(f"{path}/"):
+                    self._file = os.open(link, os.O_RDWR)
+                    break
+        self._saved = b""
+
+    def corrupt(self) -> None:
+        """Flip a bit in every 256 bytes."""
+        self._save()
+        spoiled = bytearray(self._saved)
+        spoiled[77::256] = bytes(byte ^ 4 for byte in spoiled[77::256])
+        self._write(bytes(spoiled))
+
+    def lose(self) -> None:
+        """Cut it off: reads bring nothing."""
+        self._save()
+        os.ftruncate(self._file, 0)
+
+    def mend(self) -> None:
+        self._write(self._saved)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _save(self) -> None:
+        self._saved = os.pread(self._file, os.fstat(self._file).st_size, 0)
+
+    def _write(self, data: bytes) -> None:
+        os.pwrite(self._file, data, 0)
+        os.fdatasync(self._file)
 
 
 def left_behind(paths: Sequence[str]) -> list[str]:

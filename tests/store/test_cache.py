@@ -159,8 +159,7 @@ def test_equals_real_fetches(policy: str) -> None:
         with store.fetch([Wanted((segment,), NOTHING, torch.tensor(step), ENTRIES)]) as fetch:
             resident = set(fetch.resident[0][0].tolist())
             served += [entry in resident for entry in step]
-            for _ in fetch.rounds():
-                pass
+            fetch.complete()
     assert served == simulate_cache(*sample(policy, capacity, steps, rates)).tolist()
     assert served != simulate_cache(*sample(policy, capacity + 1, steps, rates)).tolist()
 
@@ -201,8 +200,7 @@ def test_stats_tell_what_other_sizes_would_miss() -> None:
     assert "no decoding step" in store.stats().miss_ratio.table()
     for step in steps:
         with store.fetch([Wanted((segment,), NOTHING, torch.tensor(step), ENTRIES)]) as fetch:
-            for _ in fetch.rounds():
-                pass
+            fetch.complete()
     curve = store.stats().miss_ratio
     wanted = sum(map(len, steps))
     assert curve.activations == wanted  # so few entries are all sampled

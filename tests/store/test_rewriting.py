@@ -335,8 +335,7 @@ def test_tails_of_topics_are_found_in_fewer_reads() -> None:
         before = run.store.counters()["stream"]["bytes"]
         row = Wanted(sequence.stored.segments, of_topic[:0], of_topic, sequence.limit)
         with run.store.fetch([row], purpose="stream") as fetch:
-            for _ in fetch.rounds():
-                pass
+            fetch.complete()
         return run.store.counters()["stream"]["bytes"] - before, len(of_topic)
 
     with_queries, count = requests("auto")
@@ -527,7 +526,7 @@ def test_closing_a_store_ends_what_is_under_way() -> None:
         seen.append("ran")
 
     first, second = (run.store.background.submit(work) for work in (long, after))
-    assert started.wait(10)
+    assert started.wait(60)
     run.sequence.store.close()
     assert first.done()
     assert second.done()
@@ -548,11 +547,11 @@ def test_work_that_nobody_wants_ends() -> None:
             ended.set()
 
     job = background.submit(long)
-    assert started.wait(10)
+    assert started.wait(60)
     assert not job.done()
     del job
     gc.collect()
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert background.submit(lambda check: 3).result() == 3
     background.stop()
 
@@ -566,8 +565,7 @@ def test_room_that_background_work_pins_is_waited_for() -> None:
     segments, limit = sequence.stored.segments, sequence.limit
     everything = [Wanted(segments, NOTHING, torch.arange(limit), limit)]
     with store.fetch(everything) as fetch:  # into the cache
-        for _ in fetch.rounds():
-            pass
+        fetch.complete()
     held = store.counters()["dram"]
     assert held["cached_entries"] > limit // 2
     reading, go_on = threading.Event(), threading.Event()
@@ -591,8 +589,7 @@ def test_room_that_background_work_pins_is_waited_for() -> None:
     # The other way round: work waits for a step that pins.
     store.charge(-free - held["cache"] // 2)
     with store.fetch(everything) as fetch:
-        for _ in fetch.rounds():
-            pass
+        fetch.complete()
     held = store.counters()["dram"]
     size = held["limit"] - held["used"] + held["cache"] // 2
     with store.fetch(everything, purpose="stream"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import mmap
 import os
@@ -12,7 +11,6 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +20,7 @@ import torch
 from swarm_kv.errors import ArgumentError, CapacityError, StorageError
 from swarm_kv.store import NOTHING, Store
 
+from . import another_process
 from .helpers import Data, assert_holds, blocks, fetch_all, left_behind, open_store, pack
 
 pytestmark = pytest.mark.timeout(60)
@@ -225,7 +224,7 @@ CALLS: dict[str, tuple[Callable[[Store], Any], type[RuntimeError], str]] = {
     "entries beyond the last row": (
         lambda s: submit(s._handle, [], "decode", entry_rows=torch.tensor([0, 9])),
         RuntimeError,
-        "`entry_rows` must ascend from 0 to the length of `entries`, 10",
+        "`entry_rows` must run from 0 to the length of `entries`, 10",
     ),
     "a segment twice in a row": (
         lambda s: fetch_all(s, (DATA.write(s),) * 2, DATA),
@@ -350,7 +349,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[RuntimeError], str]] = {
     "engine": (
         {"engine": "fast"},
         ArgumentError,
-        'engine = "fast" is unknown; use one of auto, io_uring, threads, memory, simulated',
+        'engine = "fast" is unknown; use one of auto, io_uring, threads, gds, memory, simulated',
     ),
     "placement": (
         {"placement": "fast"},
@@ -466,43 +465,6 @@ def test_a_full_drive(drives: list[str]) -> None:
 # ---- io_uring refused
 
 
-SCRIPT = """
-import hashlib, json, logging, sys
-lines = []
-class Collect(logging.Handler):
-    def emit(self, record):
-        lines.append(record.getMessage())
-logging.getLogger("swarm_kv").addHandler(Collect())
-import torch
-from swarm_kv.config import SwarmConfig
-from swarm_kv.store import Store
-from tests.store.helpers import Data, fetch_all
-store = Store(SwarmConfig(paths=sys.argv[1:], dram_bytes="8MiB"))
-data = Data.random(500, 2, 40)
-segment = data.write(store)
-got = fetch_all(store, segment, data, entries=torch.arange(500))
-digest = hashlib.sha256()
-for number in range(500):
-    digest.update(got[number].numpy().tobytes())
-print(json.dumps({"engine": store.stats().engine, "warnings": lines, "digest": digest.hexdigest()}))
-store.close()
-"""
-
-
-def run_script(drives: list[str], *prefix: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", SCRIPT, *drives],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=pathlib.Path(__file__).parents[2],
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 @pytest.mark.timeout(300)
 def test_where_io_uring_is_refused_threads_read_the_same_bytes(
     drives: list[str], tmp_path: pathlib.Path
@@ -517,7 +479,8 @@ def test_where_io_uring_is_refused_threads_read_the_same_bytes(
     )
     if probe.returncode != 0:
         pytest.skip(f"strace cannot inject errors here: {probe.stderr.strip()}")
-    plain, refused = run_script(drives), run_script(drives, *refuse)
+    plain = another_process.run(drives, {})
+    refused = another_process.run(drives, {}, refuse)
     assert "EPERM" in log.read_text()
     assert refused["engine"].startswith("threads")
     assert len(set(refused["warnings"]) - set(plain["warnings"])) == 1

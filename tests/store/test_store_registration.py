@@ -53,9 +53,21 @@ class Rig:
         rows = [shared, own, shared], [0, 2, 3], *clusters, *entries, [20, 10]
         return self.handle, *rows, purpose, ahead
 
+    def attending(self) -> tuple[Any, ...]:
+        *wanted, _, _ = self.fetch()
+        own = torch.cat([self.slots, self.slots[:1]])
+        ahead = OPS.fetch_submit(*self.fetch("prefetch"))[0]
+        q, visible = torch.randn(3, 4, 16), torch.arange(30) % 3 > 0
+        return *wanted, ahead, q, [2, 1], own, [0, 10, 11], 2, 0.25, torch.zeros(4), 2.0, visible
+
     def riding(self) -> tuple[Any, ...]:
         ahead = OPS.fetch_submit(*self.fetch("prefetch"))[0]
         return self.fetch(ahead=ahead)
+
+    def attaching(self) -> tuple[Any, ...]:
+        handle = self.second()
+        OPS.store_set_entry_bytes(handle, DATA.entry_bytes)
+        return handle, OPS.device_open(DATA.k), 1 << 16
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -73,6 +85,8 @@ SAMPLES: dict[str, Callable[[Rig], tuple[Any, ...]]] = {
     "store_close": lambda rig: (rig.second(),),
     "store_set_entry_bytes": lambda rig: (rig.handle, DATA.entry_bytes),
     "store_pool": lambda rig: (rig.handle,),
+    "device_open": lambda rig: (DATA.k,),
+    "store_attach": lambda rig: rig.attaching(),
     "store_charge": lambda rig: (rig.handle, 100),
     "store_stats": lambda rig: (rig.handle,),
     "store_notes": lambda rig: (rig.handle,),
@@ -91,6 +105,7 @@ SAMPLES: dict[str, Callable[[Rig], tuple[Any, ...]]] = {
     "fetch_submit": lambda rig: rig.riding(),
     "fetch_wait": lambda rig: (rig.handle, rig.ticket()),
     "fetch_release": lambda rig: (rig.handle, rig.ticket()),
+    "fetch_attend": lambda rig: rig.attending(),
 }
 
 
@@ -109,7 +124,7 @@ def registered() -> set[str]:
 
 
 def test_every_store_operator_has_a_sample() -> None:
-    prefixes = ("store_", "stored_", "window_", "segment_", "fetch_")
+    prefixes = ("device_", "store_", "stored_", "window_", "segment_", "fetch_")
     assert set(SAMPLES) == {name for name in registered() if name.startswith(prefixes)}
 
 

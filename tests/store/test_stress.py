@@ -6,10 +6,8 @@ The same in C++ over drives with every kind of fault is csrc/tests/stress_test.c
 from __future__ import annotations
 
 import collections
-import contextlib
 import gc
 import itertools
-import os
 import pathlib
 import random
 import re
@@ -23,7 +21,7 @@ from swarm_kv.errors import CapacityError, StorageError
 from swarm_kv.store import Fetch, IndexCharge, Rows, Segment, Store, Wanted, Window
 from swarm_kv.store_ops import gather_entries
 
-from .helpers import Data, blocks, left_behind, open_store, pack
+from .helpers import BadFile, Data, blocks, left_behind, open_store, pack
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,43 +29,6 @@ FAILING = 1
 THREADS, STEPS = 3, 300
 KV_HEADS, DIM = 2, 32
 ELEMENTS = 2 * KV_HEADS * DIM
-
-
-class BadFile:
-    """The file of an open store on one drive, and what it takes to spoil and to mend it."""
-
-    def __init__(self, path: str) -> None:
-        for link in pathlib.Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if os.readlink(link).startswith(f"{path}/"):
-                    self._file = os.open(link, os.O_RDWR)
-                    break
-        self._saved = b""
-
-    def corrupt(self) -> None:
-        """Flip a bit in every 256 bytes."""
-        self._save()
-        spoiled = bytearray(self._saved)
-        spoiled[77::256] = bytes(byte ^ 4 for byte in spoiled[77::256])
-        self._write(bytes(spoiled))
-
-    def lose(self) -> None:
-        """Cut it off: reads bring nothing."""
-        self._save()
-        os.ftruncate(self._file, 0)
-
-    def mend(self) -> None:
-        self._write(self._saved)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _save(self) -> None:
-        self._saved = os.pread(self._file, os.fstat(self._file).st_size, 0)
-
-    def _write(self, data: bytes) -> None:
-        os.pwrite(self._file, data, 0)
-        os.fdatasync(self._file)
 
 
 class Sequence:
@@ -192,6 +153,7 @@ def open_one(drives: list[str], **settings: Any) -> Store:
 
 
 def test_steps_over_drives_that_lose_and_change_data(drives: list[str]) -> None:
+    gc.collect()  # what earlier tests left
     descriptors = files()
     store = open_one(drives)
     start = held(store)
