@@ -5,8 +5,8 @@ python -m benchmarks NAME [--quick] [--paths DIR,DIR] [--set name=value] [--json
 python -m benchmarks all [--quick] [--paths DIR,DIR] [--out FOLDER]
 python -m benchmarks page [--out FOLDER]
 
-`all` runs every benchmark, each in a process of its own, and writes their results, pictures and one
-page to read, RESULTS.md; `page` writes that page anew from results that are there.
+`all` runs every benchmark of this machine, each in a process of its own, and writes their results,
+pictures and one page to read, RESULTS.md; `page` writes that page anew from results that are there.
 
 The exit status is 0 when a benchmark ran, whether or not its goals hold: a figure is a finding, not
 a failure. It is 1 where it cannot run here and 2 for wrong arguments.

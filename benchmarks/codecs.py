@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 import swarm_kv
-from benchmarks import plots
+from benchmarks import contexts, plots
 from benchmarks.harness import Report
 from swarm_kv import eval as evaluation
 from swarm_kv import models, texts
@@ -20,14 +20,14 @@ from swarm_kv.demo import drive_paths
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    context: int = 6144
+    context: int = 4096
     steps: int = 96
     dram_share: float = 0.25
     """dram_bytes as a share of the context's KV bytes."""
     drives: int = 4
 
 
-QUICK = {"context": 1024, "steps": 16}
+QUICK = {"context": 2048, "steps": 8}
 CODECS = ("none", "int8", "kivi4")
 
 
@@ -36,7 +36,8 @@ def rows(parameters: Parameters) -> list[dict[str, Any]]:
     context, steps = parameters.context, parameters.steps
     model, tokenizer = models.load("smollm2")
     ids = texts.token_ids(tokenizer, context + steps)
-    reference = evaluation.full_attention(model, ids, context, steps)
+    computed = contexts.computed(model, ids, context - 1)
+    reference = computed.reference(model)
     dram = math.ceil(kv_bytes(model.config, model.dtype, context) * parameters.dram_share)
     table = []
     for codec in CODECS:
@@ -46,8 +47,9 @@ def rows(parameters: Parameters) -> list[dict[str, Any]]:
                 swarm_kv.patch(model, config) as swarm,
                 tqdm(total=steps, desc=f"codec {codec}", unit="tok", disable=None) as bar,
             ):
-                result = evaluation.perplexity_kl(
-                    model, ids, context, steps, reference=reference, on_step=bar.update
+                found = computed.predictions(model, swarm)
+                result = evaluation.compare_predictions(
+                    reference, found, ids[0, context:], bar.update
                 )
                 stats = swarm.stats()
         table.append(

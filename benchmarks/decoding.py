@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import contexts
 from benchmarks.drives import DriveModel, Drives
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, selectors
@@ -133,7 +135,8 @@ def prefilled(layer: LayerTrace, *, drives: int = LAID_OUT_FOR, **settings: Any)
     try:
         row = Row(store, _shape(layer), f"layer {layer.layer}", selectors.resolve(config.selector))
         context = layer.settings.context + config.window
-        row.ingest(layer.k[:, :context], layer.v[:, :context], layer.q[:, :context])
+        lse = _log_sums(layer, context, config.profile_queries)
+        row.ingest(layer.k[:, :context], layer.v[:, :context], layer.q[:, :context], lse)
         assert row.stored is not None
         index = row.stored.index
         k, v, offsets, members, label, activations, _, *rest = store.written
@@ -147,6 +150,13 @@ def prefilled(layer: LayerTrace, *, drives: int = LAID_OUT_FOR, **settings: Any)
         store.close()
 
 
+@functools.lru_cache(maxsize=2)
+def _log_sums(layer: LayerTrace, context: int, count: int) -> torch.Tensor:
+    """See `contexts.log_sums`; of the first `context` tokens."""
+    q, k, v = (tensor[:, :context].float() for tensor in (layer.q, layer.k, layer.v))
+    return contexts.log_sums(q, k, v, layer.scale, count)
+
+
 def _shape(layer: LayerTrace) -> Geometry:
     return Geometry(
         layer.q.shape[0], layer.k.shape[0], layer.k.shape[2], layer.k.dtype, layer.scale
@@ -157,6 +167,25 @@ def _room(layer: LayerTrace, batch: int) -> int:
     """Bytes of memory in which all entries can be cached and indexed."""
     entry = 2 * layer.k.shape[0] * layer.k.shape[2] * layer.k.element_size()
     return 2 * STAGING + batch * layer.settings.context * (3 * entry + 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Truth:
+    """Full attention of one test query, float32.
+
+    Attributes:
+        query: [kv_heads, heads per KV head, dim], scaled.
+        out: like `query`.
+        mass: [stored entries], attention to each, mean over heads.
+        scores: [kv_heads, heads per KV head, resident], of the tokens that are not stored.
+        values: [kv_heads, resident, dim], theirs.
+    """
+
+    query: torch.Tensor
+    out: torch.Tensor
+    mass: torch.Tensor
+    scores: torch.Tensor
+    values: torch.Tensor
 
 
 class Decoder:
@@ -179,6 +208,7 @@ class Decoder:
         self.segments = [store.write(*ready.written) for _ in range(batch)]
         self._selector = selectors.resolve(self.config.selector)
         self._charged = 0
+        self._truths: dict[int, _Truth] = {}  # budgets and caches are judged by the same queries
 
     @property
     def entries(self) -> int:
@@ -277,26 +307,38 @@ class Decoder:
 
     def _judge(self, token: int, ids: torch.Tensor, slots: torch.Tensor) -> tuple[float, float]:
         """Recall and error of a test query that sees what is resident, and `ids` in `slots`."""
-        layer, first, means = self.layer, self._ready.sinks, self._ready.means
-        stored = slice(first, first + self.entries)
-        k, v = (tensor[:, : token + 1].float() for tensor in (layer.k, layer.v))
-        query = layer.at(torch.tensor([token]))[:, 0].float() * layer.scale
-        grouped = query.view(k.shape[0], -1, k.shape[2])
-        scores = grouped @ k.mT
-        true = scores.softmax(-1) @ v
-        mass = scores.softmax(-1).mean((0, 1))[stored]
-        recall = float(mass[ids].sum() / mass.sum())
-        scores[:, :, stored] = -math.inf
-        read_k, read_v = (tensor.float() for tensor in gather(self.store, _shape(layer), slots))
-        scores = torch.cat([scores, grouped @ read_k.mT], dim=2)
-        out, lse = scores.softmax(-1) @ torch.cat([v, read_v], dim=1), scores.logsumexp(-1)
+        if token not in self._truths:
+            self._truths[token] = self._truth(token)
+        truth, means = self._truths[token], self._ready.means
+        recall = float(truth.mass[ids].sum() / truth.mass.sum())
+        read_k, read_v = (t.float() for t in gather(self.store, _shape(self.layer), slots))
+        scores = torch.cat([truth.scores, truth.query @ read_k.mT], dim=2)
+        values = torch.cat([truth.values, read_v], dim=1)
+        out, lse = scores.softmax(-1) @ values, scores.logsumexp(-1)
         if means is not None:
-            rest, rest_lse = means.estimate(query[:, None], ids.sort().values, None)
+            query = truth.query.flatten(0, 1)[:, None]
+            rest, rest_lse = means.estimate(query, ids.sort().values, None)
             rest, rest_lse = rest.view_as(out).float(), rest_lse.view_as(lse).float()
             whole = torch.logaddexp(lse, rest_lse)
             out = out * (lse - whole).exp()[..., None] + rest * (rest_lse - whole).exp()[..., None]
-        err = ((out - true).norm(dim=-1) / true.norm(dim=-1).clamp(min=1e-30)).mean()
-        return recall, float(err)
+        error = (out - truth.out).norm(dim=-1) / truth.out.norm(dim=-1).clamp(min=1e-30)
+        return recall, float(error.mean())
+
+    def _truth(self, token: int) -> _Truth:
+        layer, first = self.layer, self._ready.sinks
+        last = first + self.entries
+        k, v = (tensor[:, : token + 1].float() for tensor in (layer.k, layer.v))
+        query = layer.at(torch.tensor([token]))[:, 0].float() * layer.scale
+        query = query.view(k.shape[0], -1, k.shape[2])
+        scores = query @ k.mT
+        probs = scores.softmax(-1)
+        return _Truth(
+            query,
+            out=probs @ v,
+            mass=probs[:, :, first:last].mean((0, 1)),
+            scores=torch.cat([scores[:, :, :first], scores[:, :, last:]], dim=2),
+            values=torch.cat([v[:, :first], v[:, last:]], dim=1),
+        )
 
     def _read(self) -> torch.Tensor:
         """int64 [2, drives]: requests and bytes read so far."""
@@ -338,9 +380,7 @@ def decoding(
     """
     if isinstance(layer, LayerTrace):
         layer, settings = prefilled(layer, drives=len(drives.models), **settings), {}
-    own: dict[str, Any] = {"paths": drives.paths, "dram_bytes": _room(layer.layer, batch)}
-    if drives.kind != "real" and len(set(drives.models)) == 1:
-        own["device_model"] = drives.models[0].costs  # a busy machine would measure them wrongly
+    own = {**drives.settings, "dram_bytes": _room(layer.layer, batch)}
     config = dataclasses.replace(layer.config, **{**own, **settings})
     with drives.following([model.slower(1 / OPENING) for model in drives.models]):
         store = Store(config)

@@ -24,7 +24,8 @@ import torch
 from tqdm import tqdm
 
 import swarm_kv
-from benchmarks import decoding, plots, workload
+from benchmarks import contexts, decoding, plots, workload
+from benchmarks.contexts import Context
 from benchmarks.decoding import Cost, Decoder
 from benchmarks.drives import PM9A3, Drives, checked_drives, stand_in_drives
 from benchmarks.harness import Report
@@ -74,23 +75,24 @@ class Parameters:
     rounds: int = 2
     warm: int = 10
     """Tokens that fill the cache before."""
-    slowdown: float = 1000.0
+    slowdown: float = 500.0
     """The drives of `model` are PM9A3 at 1/`slowdown` of their rates."""
     caches: tuple[float, ...] = (0.0, 0.10)
     """Shares of the context that the cluster cache holds."""
     replay_contexts: tuple[int, ...] = (7424, 31744)
     """Of `workload.RECORDINGS`, in their order; 0 leaves one out."""
-    replay_steps: int = 16
+    replay_steps: int = 8
     replay_slowdown: float = 200.0
 
 
 QUICK = {
-    "context": 2048,
-    "steps": 3,
+    "context": 1024,
+    "steps": 2,
     "rounds": 1,
-    "warm": 3,
-    "replay_contexts": (2048, 0),
-    "replay_steps": 4,
+    "warm": 2,
+    "caches": (0.10,),
+    "replay_contexts": (1024, 0),
+    "replay_steps": 2,
 }
 
 
@@ -108,22 +110,20 @@ class Session:
     """A model that decodes a text by one method, from drives of its own."""
 
     def __init__(
-        self, method: str, parameters: Parameters, ids: torch.Tensor, drives: Drives
+        self, method: str, parameters: Parameters, context: Context, drives: Drives
     ) -> None:
         self._model, _ = models.load("smollm2")
-        self._ids, self._drives = ids, drives
+        self._ids, self._drives = context.ids, drives
         whole = kv_bytes(self._model.config, self._model.dtype, parameters.context)
         config = swarm_kv.SwarmConfig(
-            paths=drives.paths, dram_bytes=4 * whole + (256 << 20), **COMPARED[method]
+            **drives.settings, dram_bytes=4 * whole + (256 << 20), **COMPARED[method]
         )
-        with drives.following([m.slower(1 / decoding.OPENING) for m in drives.models]):
-            self.swarm = swarm_kv.patch(self._model, config)
-        self._cache = self.swarm.new_cache()
+        self.swarm = swarm_kv.patch(self._model, config)
         self._name = compat.cache_arg(self._model)
-        self._at = parameters.context - 1
+        self._at = context.tokens
         self._charged = 0
         with drives.unthrottled():
-            self.feed(slice(0, self._at))
+            self._cache = context.cache(self.swarm)
 
     def close(self) -> None:
         del self._cache
@@ -183,19 +183,19 @@ class Decoded:
 
 @contextlib.contextmanager
 def sessions(
-    parameters: Parameters, ids: torch.Tensor, report: Report
+    parameters: Parameters, context: Context, report: Report
 ) -> Iterator[dict[str, Session]]:
     """One per method."""
     drives = [PM9A3.slower(parameters.slowdown)] * parameters.drives
     size = DRIVES_BYTES // parameters.drives
     with contextlib.ExitStack() as stack:
         opened = {}
-        for method in tqdm(COMPARED, desc="fig11, prefill", disable=None):
+        for method in tqdm(COMPARED, desc="fig11, methods", disable=None):
             if not opened:
                 own = stack.enter_context(checked_drives(drives, size, report, checked=[64 << 10]))
             else:
                 own = stack.enter_context(stand_in_drives(drives, size, report.paths))
-            opened[method] = Session(method, parameters, ids, own)
+            opened[method] = Session(method, parameters, context, own)
             stack.callback(opened[method].close)
         yield opened
 
@@ -206,8 +206,9 @@ def run_model(parameters: Parameters, report: Report) -> None:
     warm = {share: parameters.warm if share else 1 for share in parameters.caches}
     steps = sum(warm.values()) + len(warm) * count
     ids = texts.token_ids(tokenizer, parameters.context + steps)
-    reference = evaluation.full_attention(model, ids, parameters.context, steps)
-    with sessions(parameters, ids, report) as opened:
+    context = contexts.computed(model, ids, parameters.context - 1)
+    reference = context.reference(model)
+    with sessions(parameters, context, report) as opened:
         at = 0
         for share in parameters.caches:
             decoded: dict[str, list[Decoded]] = {method: [] for method in opened}

@@ -15,6 +15,7 @@ coalescing and submission; they differ in what is read once and in which copy is
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import statistics
 import time
@@ -28,6 +29,7 @@ from benchmarks import plots, workload
 from benchmarks.drives import DriveModel, Drives, checked_drives, drive_sets
 from benchmarks.harness import Report
 from swarm_kv import SwarmConfig, clusterers, selectors
+from swarm_kv.index import Index
 from swarm_kv.medoids import Medoids
 from swarm_kv.simulate import simulate_selections
 from swarm_kv.store import Store, Wanted
@@ -98,22 +100,33 @@ class Cost:
     requests: float
 
 
-def select(layer: LayerTrace, case: Case, steps: int) -> Layer:
-    """Algorithm 1 on a recorded layer, and the clusters of highest medoid score of its queries."""
-    config = SwarmConfig(
+def settings(max_replicas: int) -> SwarmConfig:
+    return SwarmConfig(
         paths=["unused"],
         clusterer="swarm",
         tau=0.6,
-        max_replicas=case.max_replicas,
+        max_replicas=max_replicas,
         selector="medoid",
         cold="packed",
     )
+
+
+@functools.lru_cache(maxsize=8)  # cases that differ in the placement alone share them
+def clustered(layer: LayerTrace, max_replicas: int) -> tuple[torch.Tensor, torch.Tensor, Index]:
+    """Algorithm 1 on a recorded layer: offsets, members and their index."""
+    config = settings(max_replicas)
     keys = layer.keys.float()
     bits = signatures(layer, config.profile_queries)
     offsets, members = clusterers.resolve(config.clusterer)(bits, keys, config)
     codes = coded(layer, config.profile_queries, config.code_size(keys.shape[2]), config.code_bits)
     medoids = Medoids.build(keys, offsets, members)
-    index = codes.laid_out(offsets, members, medoids)
+    return offsets, members, codes.laid_out(offsets, members, medoids)
+
+
+def select(layer: LayerTrace, case: Case, steps: int) -> Layer:
+    """The clusters of highest medoid score of a recorded layer's queries."""
+    config = settings(case.max_replicas)
+    offsets, members, index = clustered(layer, case.max_replicas)
     choose = selectors.resolve(config.selector)
     chosen = [
         choose(query[:, None], index, layer.settings.budget, config)
@@ -126,7 +139,7 @@ def select(layer: LayerTrace, case: Case, steps: int) -> Layer:
 def fetched(drives: Drives, layers: Sequence[Layer], case: Case, strategy: str) -> Cost:
     """Read every step from the drives."""
     config = SwarmConfig(
-        paths=drives.paths,
+        **drives.settings,
         dram_bytes="160MiB",
         staging_bytes="128MiB",
         placement=case.placement,
@@ -144,8 +157,7 @@ def fetched(drives: Drives, layers: Sequence[Layer], case: Case, strategy: str) 
             wanted = [Wanted((segment,), *row, layer.entries) for row in step]
             begin = time.perf_counter()
             with store.fetch(wanted, purpose="stream") as fetch:
-                for _ in fetch.rounds():
-                    pass
+                fetch.complete()
             seconds.append(time.perf_counter() - begin)
         del wanted, segment
     traffic = store.counters()["stream"]
@@ -204,23 +216,33 @@ REMARK = (
 class Parameters:
     contexts: tuple[int, ...] = (7424, 0)
     """Of `workload.RECORDINGS`, in their order; 0 leaves one out."""
-    steps: int = 8
+    layers: int = 2
+    """Of each recording, its last."""
+    steps: int = 6
     """Test queries of each layer."""
     slowdown: float = 200.0
     """The drives deliver 1/`slowdown` of their rates."""
     sets: tuple[str, ...] = ("4 drives", "8 drives", "4 + 4 mixed")
 
 
-QUICK = {"contexts": (2048, 0), "steps": 3}
+QUICK = {"contexts": (1024, 0), "layers": 1, "steps": 2, "sets": ("4 drives", "4 + 4 mixed")}
 
 
 def run(parameters: Parameters, report: Report) -> None:
     """Compare the strategies on recorded layers."""
     layers = [
         layer
-        for model, context in zip(workload.RECORDINGS, parameters.contexts, strict=True)
+        for (model, recording), context in zip(
+            workload.RECORDINGS.items(), parameters.contexts, strict=True
+        )
         if context
-        for layer in workload.recorded(model, context=context, steps=16, stride=16)
+        for layer in workload.recorded(
+            model,
+            context=context,
+            steps=16,
+            stride=16,
+            layers=recording.layers[-parameters.layers :],
+        )
     ]
     compare(
         report, layers, slowdown=parameters.slowdown, steps=parameters.steps, sets=parameters.sets

@@ -220,8 +220,7 @@ def latency(
     busy = [drive["busy_seconds"] for drive in store.counters()["drives"]]
     for wanted in steps.lists()[:count]:
         with store.fetch([Wanted((segment,), NOTHING, wanted, steps.entries)]) as fetch:
-            for _ in fetch.rounds():
-                pass
+            fetch.complete()
         now = [drive["busy_seconds"] for drive in store.counters()["drives"]]
         seconds.append(max(b - a for a, b in zip(busy, now, strict=True)))
         busy = now
@@ -242,23 +241,33 @@ REMARK = (
 class Parameters:
     contexts: tuple[int, ...] = (7424, 7424)
     """Of `workload.RECORDINGS`, in their order; 0 leaves one out."""
+    layers: int = 2
+    """Of each recording, its last."""
     steps: int = 256
     """Consecutive queries."""
     ratios: tuple[float, ...] = RATIOS
     """Of the cluster cache to the context."""
 
 
-QUICK = {"contexts": (2048, 0), "steps": 64, "ratios": (0.10, 0.25)}
+QUICK = {"contexts": (1024, 0), "layers": 1, "steps": 64, "ratios": (0.10, 0.25)}
 
 
 def run(parameters: Parameters, report: Report) -> None:
     """Hit rates, gains over `lru` and latencies on recorded layers of two texts."""
     layers = (
         layer
-        for model, context in zip(workload.RECORDINGS, parameters.contexts, strict=True)
+        for (model, recording), context in zip(
+            workload.RECORDINGS.items(), parameters.contexts, strict=True
+        )
         if context
         for text in workload.TEXTS
-        for layer in workload.recorded(model, text, context=context, steps=parameters.steps)
+        for layer in workload.recorded(
+            model,
+            text,
+            context=context,
+            steps=parameters.steps,
+            layers=recording.layers[-parameters.layers :],
+        )
     )
     compare(layers, report, ratios=parameters.ratios)
 

@@ -38,7 +38,7 @@ DRIVE_BYTES = 128 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    smollm2: tuple[int, ...] = (1024, 2048, 4096, 7424)
+    smollm2: tuple[int, ...] = (1024, 4096, 7424)
     """Contexts of SmolLM2."""
     gemma3: tuple[int, ...] = (15872, 31744)
     """Contexts of Gemma 3."""
@@ -52,7 +52,7 @@ class Parameters:
     """Share of the entries that the cluster cache may hold."""
 
 
-QUICK = {"smollm2": (1024, 2048), "gemma3": (), "steps": 6}
+QUICK = {"smollm2": (1024,), "gemma3": (), "steps": 2}
 
 
 def run(parameters: Parameters, report: Report) -> None:

@@ -22,7 +22,7 @@ PAPER = (
     "text)."
 )
 REMARK = (
-    "Within 8 % from 0.3 to 0.9, and no worse on shifted data: the default selector does not "
+    "Within 12 % from 0.3 to 0.9, and no worse on shifted data: the default selector does not "
     "depend on clusters to find entries. Smaller radii are a little faster, as copies spread "
     "neighbours."
 )
@@ -40,7 +40,7 @@ class Parameters:
     context: int = 7424
     layers: tuple[int, ...] = (10,)
     entry_bytes: int = 4096
-    taus: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    taus: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
     selector: str = "interval"
     """The default; the paper's is `medoid`."""
     steps: int = 12
@@ -52,7 +52,7 @@ class Parameters:
     """Share of the entries that the cluster cache may hold."""
 
 
-QUICK = {"context": 1536, "taus": (0.3, 0.6, 0.9), "steps": 6}
+QUICK = {"context": 1024, "taus": (0.3, 0.7), "steps": 2}
 
 
 def run(parameters: Parameters, report: Report) -> None:

@@ -34,7 +34,7 @@ class Parameters:
     models: tuple[str, ...] = ("smollm2", "gemma3")
     texts: tuple[str, ...] = workload.TEXTS
     context: int = 7424
-    steps: int = 256
+    steps: int = 160
     """Consecutive decoding steps."""
     shares: tuple[float, ...] = (0.01, 0.02, 0.05, 0.10, 0.20, 0.30)
     """Of the stored entries, those of highest attention first."""
@@ -44,9 +44,9 @@ class Parameters:
 
 QUICK = {
     "models": ("smollm2",),
-    "context": 2048,
-    "steps": 64,
-    "distances": (1, 2, 4, 8, 16, 32),
+    "context": 1024,
+    "steps": 32,
+    "distances": (1, 4, 16),
 }
 
 

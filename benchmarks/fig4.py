@@ -50,7 +50,7 @@ class Parameters:
     seed: int = 0
 
 
-QUICK = {"models": ("smollm2",), "context": 2048, "entries": 1000}
+QUICK = {"models": ("smollm2",), "context": 1536, "entries": 500}
 
 
 def unpacked(bits: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ class Parameters:
     model: str = "smollm2"
     text: str = "topics"
     context: int = 7424
-    layers: tuple[int, ...] = (10, 26)
+    layers: tuple[int, ...] = (10,)
     taus: tuple[float, ...] = (0.45, 0.6, 0.75)
     entry_bytes: int = 4096
     steps: int = 16
@@ -66,9 +66,9 @@ class Parameters:
 
 
 QUICK = {
-    "context": 2048,
-    "layers": (10,),
-    "steps": 6,
+    "context": 1024,
+    "taus": (0.45, 0.6),
+    "steps": 2,
     "update_context": 1024,
     "updates": 32,
 }

@@ -11,6 +11,7 @@ import pathlib
 import platform
 import statistics
 import subprocess
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,11 +43,17 @@ class Report:
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
+        self._began = time.monotonic()
         self.paths = tuple(paths)
         self.drives: list[dict[str, Any]] = []
         self.measurements: list[dict[str, Any]] = []
         self.checks: list[dict[str, Any]] = []
         self.notes: list[str] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
 
     def measure(self, name: str, unit: str, raw: Sequence[float] | float) -> None:
         """Add a measurement, given all its repetitions (or the one there is)."""
@@ -188,7 +195,8 @@ def override(parameters: Any, settings: Sequence[str]) -> Any:
         except json.JSONDecodeError:
             value = text
         if isinstance(old, tuple):
-            value = tuple(value) if isinstance(value, list) else tuple(str(value).split(","))
+            given = value if isinstance(value, list) else str(value).split(",")
+            value = tuple(given) if given != [""] else ()
         elif isinstance(old, float) and isinstance(value, int):
             value = float(value)
         elif isinstance(old, str):
@@ -229,6 +237,7 @@ def result_of(
         "versions": versions(),
         "quick": quick,
         "unavailable": unavailable,
+        "seconds": report.seconds if unavailable is None else None,
         "seed": values.get("seed"),
         "parameters": json.loads(json.dumps(values)),  # tuples become lists, as a reader gets them
         "measurements": report.measurements,

@@ -22,7 +22,7 @@ from torch.nn import functional
 from benchmarks.harness import Program, Report
 from swarm_kv import ops
 
-QUICK = {"seconds": 0.005, "repeats": 3}
+QUICK = {"entries": 8192, "seconds": 0.005, "repeats": 2}
 
 COPY = "copy/32 MiB"
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -39,7 +39,7 @@ class Parameters:
     """Of the context that the operators work on."""
     seconds: float = 0.15
     """At least so long is each repetition, of a stage as of an operator."""
-    repeats: int = 7
+    repeats: int = 5
     seed: int = 0
 
 

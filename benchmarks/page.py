@@ -73,12 +73,14 @@ def _machines(results: dict[str, dict[str, Any] | None]) -> str:
 def _overview(results: dict[str, dict[str, Any] | None]) -> str:
     rows = ["| benchmark | what it measures | goals that hold |", "|---|---|---|"]
     for name, result in results.items():
-        rows.append(f"| [{name}](#{name}) | {BENCHMARKS[name].summary} | {_state(result)} |")
+        rows.append(f"| [{name}](#{name}) | {BENCHMARKS[name].summary} | {_state(name, result)} |")
     return "\n".join(rows)
 
 
-def _state(result: dict[str, Any] | None) -> str:
-    if result is None or result["unavailable"] is not None:
+def _state(name: str, result: dict[str, Any] | None) -> str:
+    if result is None:
+        return getattr(BENCHMARKS[name].load(), "MISSING", "not measured")
+    if result["unavailable"] is not None:
         return "not measured"
     checks = result["checks"]
     state = f"{sum(c['holds'] for c in checks)} of {len(checks)}" if checks else "none set"
@@ -91,7 +93,8 @@ def _section(name: str, result: dict[str, Any] | None, folder: pathlib.Path) -> 
     if paper := getattr(module, "PAPER", ""):
         parts.append(f"**The paper**: {paper}")
     if result is None:
-        return "\n\n".join([*parts, MISSING])
+        missing = getattr(module, "MISSING", "")
+        return "\n\n".join([*parts, f"{missing[0].upper()}{missing[1:]}." if missing else MISSING])
     if result["unavailable"] is not None:
         return "\n\n".join([*parts, f"Not measured: {result['unavailable']}"])
     if remark := getattr(module, "REMARK", ""):

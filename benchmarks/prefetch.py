@@ -324,7 +324,7 @@ class Parameters:
     """Tokens before the first test token."""
     gemma_context: int = 2048
     """0 leaves the model out."""
-    tokens: int = 48
+    tokens: int = 32
     """Test tokens."""
     ratios: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0)
     """Compute over I/O time."""
@@ -337,7 +337,7 @@ class Parameters:
     """Passes of each way and ratio."""
 
 
-QUICK = {"smollm2_context": 2048, "gemma_context": 0, "tokens": 16, "ratios": (0.0, 1.0)}
+QUICK = {"smollm2_context": 1024, "gemma_context": 0, "tokens": 8, "ratios": (0.0, 1.0)}
 
 
 def run(parameters: Parameters, report: Report) -> None:

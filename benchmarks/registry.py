@@ -17,6 +17,8 @@ class Benchmark:
 
     module: str
     summary: str
+    elsewhere: bool = False
+    """Run by a script of its own, on another machine: `all` leaves it and its result alone."""
 
     def load(self) -> ModuleType:
         return importlib.import_module(self.module)
@@ -45,12 +47,26 @@ BENCHMARKS: dict[str, Benchmark] = {
     "accuracy": Benchmark(
         "benchmarks.accuracy", "perplexity, KL and pass keys against full attention"
     ),
+    "tasks": Benchmark(
+        "benchmarks.tasks", "questions about what a text hides: all methods at equal budget"
+    ),
     "kernels": Benchmark(
         "benchmarks.kernels", "stages of the C++ core and operators by themselves, against torch"
+    ),
+    "gpu_model": Benchmark(
+        "benchmarks.gpu_model",
+        "bytes and time of CUDA kernels at the limits of an H200: a model",
+    ),
+    "gpu_check": Benchmark(
+        "benchmarks.gpu.check",
+        "tests and times of CUDA kernels and of a model on a GPU",
+        elsewhere=True,
     ),
     "peers": Benchmark(
         "benchmarks.peers.table", "what others offer: DynamicCache, oLLM, kvpress, files per layer"
     ),
+    "speed": Benchmark("benchmarks.speed", "decoding at 8K against DynamicCache in memory"),
+    "plan": Benchmark("benchmarks.plan", "what `swarm-kv plan` reckons against what runs do"),
     "codecs": Benchmark("benchmarks.codecs", "what codecs save and cost on a real model"),
     "scale": Benchmark("benchmarks.scale", "profiling and clustering against length"),
     "stress": Benchmark("benchmarks.stress", "ten thousand steps over drives that fail"),

@@ -28,7 +28,7 @@ ITERATIONS = 20
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    lengths: tuple[int, ...] = (16384, 32768, 65536, 131072)
+    lengths: tuple[int, ...] = (16384, 32768, 65536)
     """Entries; all with 1,024 profiled queries."""
     longest: int = 1048576
     """Entries, with 256 profiled queries; 0 to leave it out."""
@@ -36,7 +36,7 @@ class Parameters:
     """Entries that faiss k-means is timed on, of `lengths`; 0 to leave it out."""
 
 
-QUICK = {"lengths": (8192, 16384), "longest": 0, "kmeans": 8192}
+QUICK = {"lengths": (4096, 8192), "longest": 0, "kmeans": 4096}
 
 
 def _resident(field: str) -> int:

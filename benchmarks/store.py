@@ -131,9 +131,8 @@ class Retrieval:
 
 
 def finish(fetch: Fetch) -> None:
-    for _ in fetch.rounds():
-        pass
-    fetch.release()
+    with fetch:
+        fetch.complete()
 
 
 def cpu_seconds() -> float:
@@ -194,12 +193,12 @@ class Parameters:
     """Bytes of a request."""
     slowdown: float = 200.0
     """The drives are PM9A3 at 1/`slowdown` of their rates."""
-    seconds: float = 0.8
+    seconds: float = 0.4
     """That a run takes, about."""
     repeats: int = 3
 
 
-QUICK = {"counts": (1, 2), "seconds": 0.4, "repeats": 1}
+QUICK = {"counts": (1, 2), "sizes": (4096, 65536), "seconds": 0.3, "repeats": 1}
 
 
 def run(parameters: Parameters, report: Report) -> None:

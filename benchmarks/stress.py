@@ -38,7 +38,7 @@ class Parameters:
     """Limit of the run, in seconds."""
 
 
-QUICK: dict[str, Any] = {"steps": 2_000}
+QUICK: dict[str, Any] = {"steps": 1_000}
 
 
 def run(parameters: Parameters, report: Report) -> dict[str, Any]:

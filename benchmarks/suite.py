@@ -1,9 +1,14 @@
-"""Every benchmark, one after another, each in a process of its own."""
+"""Every benchmark of this machine, one after another, each in a process of its own.
+
+They are forked from one that has imported everything and computed nothing, for to import torch and
+transformers anew takes longer than some of the benchmarks.
+"""
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import pathlib
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -13,22 +18,43 @@ from benchmarks.registry import BENCHMARKS
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 QUICK_RESULTS = ROOT / "build" / "benchmarks"
+NAMES = tuple(name for name, benchmark in BENCHMARKS.items() if not benchmark.elsewhere)
 LIMIT_SECONDS = 1800
 """Of one benchmark."""
 
 
-def command(name: str, folder: pathlib.Path, quick: bool, paths: Sequence[str]) -> list[str]:
-    """Runs one benchmark into `folder`."""
+def arguments(name: str, folder: pathlib.Path, quick: bool, paths: Sequence[str]) -> list[str]:
+    """Of `python -m benchmarks`, for one benchmark into `folder`."""
     return [
-        *(sys.executable, "-m", "benchmarks", name),
-        *("--json", str(folder / f"{name}.json"), "--plot", str(folder / f"{name}.svg")),
+        *(name, "--json", str(folder / f"{name}.json"), "--plot", str(folder / f"{name}.svg")),
         *(["--quick"] if quick else []),
         *(["--paths", ",".join(paths)] if paths else []),
     ]
 
 
+def measure(given: Sequence[str]) -> None:
+    """`python -m benchmarks` in this process, which ends with it."""
+    from benchmarks import __main__ as command
+
+    sys.exit(command.main(list(given)))
+
+
+def apart(given: Sequence[str], limit: float = LIMIT_SECONDS) -> int | None:
+    """Exit status of `measure` in a process of its own; None where that took `limit` seconds."""
+    process = multiprocessing.get_context("fork").Process(target=measure, args=(given,))
+    process.start()
+    process.join(limit)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None
+    return process.exitcode
+
+
 def run(folder: pathlib.Path, *, quick: bool, paths: Sequence[str] = ()) -> bool:
     """Run all of them; whether each could be measured. One that fails leaves no old result behind.
+
+    Prints at the end how long each took.
 
     Args:
         folder: where `NAME.json` and `NAME.svg` are written.
@@ -36,22 +62,28 @@ def run(folder: pathlib.Path, *, quick: bool, paths: Sequence[str] = ()) -> bool
     """
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
+    seconds: dict[str, float] = {}
     began = time.monotonic()
-    for number, name in enumerate(BENCHMARKS, 1):
+    for module in ("matplotlib.figure", *(each.module for each in BENCHMARKS.values())):
+        importlib.import_module(module)
+    for number, name in enumerate(NAMES, 1):
         for old in (folder / f"{name}.json", folder / f"{name}.svg"):
             old.unlink(missing_ok=True)
-        print(f"== {name} ({number} of {len(BENCHMARKS)}, {time.monotonic() - began:.0f} s so far)")
+        print(f"== {name} ({number} of {len(NAMES)}, {time.monotonic() - began:.0f} s so far)")
         sys.stdout.flush()
-        try:
-            done = subprocess.run(
-                command(name, folder, quick, paths), cwd=ROOT, timeout=LIMIT_SECONDS, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
+        started = time.monotonic()
+        done = apart(arguments(name, folder, quick, paths))
+        if done is None:
             print(f"{name} took longer than {LIMIT_SECONDS} s", file=sys.stderr)
-            done = 1
+        seconds[name] = time.monotonic() - started
         if done != 0:
             failed.append(name)
-    print(f"== {len(BENCHMARKS) - len(failed)} of {len(BENCHMARKS)} benchmarks measured")
+    for name in sorted(seconds, key=lambda name: seconds[name], reverse=True):
+        print(f"{name:10} {seconds[name]:6.0f} s")
+    print(
+        f"== {len(NAMES) - len(failed)} of {len(NAMES)} benchmarks measured in "
+        f"{time.monotonic() - began:.0f} s"
+    )
     if failed:
         print(f"not measured: {', '.join(failed)}", file=sys.stderr)
     return not failed

@@ -34,11 +34,11 @@ PAPER = (
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     lengths: tuple[int, ...] = (131072, 262144, 524288, 1048576)
-    repeats: int = 5
+    repeats: int = 3
     seed: int = 0
 
 
-QUICK = {"lengths": (131072,), "repeats": 3}
+QUICK = {"lengths": (65536,), "repeats": 2}
 
 Way = Callable[[], Any]
 

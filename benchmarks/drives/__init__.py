@@ -21,6 +21,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from benchmarks.drives import fio
 from benchmarks.drives.daemon import SimulatedDrive, simulated_drive
@@ -73,6 +74,14 @@ class Drives:
     @property
     def paths(self) -> list[str]:
         return [f"raw:{file}" for file in self.files]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of `SwarmConfig`: the paths, and the model of drives that are equal and simulated, which
+        takes time to measure, and which a busy machine would measure wrongly."""
+        equal = self.kind != "real" and len(set(self.models)) == 1
+        known = {"device_model": self.models[0].costs} if equal else {}
+        return {"paths": self.paths, **known}
 
     def first(self, count: int) -> Drives:
         """The first `count` of them."""

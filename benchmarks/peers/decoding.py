@@ -6,6 +6,7 @@ Runs in any environment with torch and transformers 4.57 or newer.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import gc
@@ -56,9 +57,12 @@ def serve(make: Callable[[Any, Setting], Session]) -> None:
     """Answer requests: the first loads, the second prefills, the others decode.
 
     First: `model` (a directory), `ids`, `context`, `folders`, `options`, `logits` (a file that gets
-    float32 rows). Second: empty. Others: `steps`, and `evict`, whether the page cache loses the
-    peer's files before each step. The answers have `memory`, bytes by which this process grew since
-    the model was loaded, and `peak`, the most that it grew during the request.
+    float32 rows). Second: `keep`, a file that gets the context's keys and values; `given`, a file
+    with them, which are then not computed; or empty. Others: `steps`, and `evict`, whether the page
+    cache loses the peer's files before each step; or `ask`, lists of tokens, each of which is fed
+    in one call to a copy of the cache and gives a row per token. The answers have `memory`, bytes
+    by which this process grew since the model was loaded, and `peak`, the most that it grew during
+    the request.
     """
     channel = Channel()
     requests = channel.requests()
@@ -75,15 +79,29 @@ def serve(make: Callable[[Any, Setting], Session]) -> None:
         memory = Memory()
         session = make(model, setting)
         channel.answer(version=transformers.__version__)
-        next(requests)
+        request = next(requests)
+        given = torch.load(request["given"]) if "given" in request else []
         position = setting.context - 1
         begin = time.perf_counter()
-        with session.prefill:
-            feed(model, session.cache, ids[:, :position], 0)
-        channel.answer(seconds=time.perf_counter() - begin, **memory.grown())
+        for number, (keys, values) in enumerate(given):
+            session.cache.update(keys, values, number)
+        if not given:
+            with session.prefill:
+                feed(model, session.cache, ids[:, :position], 0)
+        seconds = time.perf_counter() - begin
+        if "keep" in request:
+            layers = [(layer.keys, layer.values) for layer in session.cache.layers]
+            torch.save(layers, request["keep"])
+            del layers
+        del given
+        channel.answer(seconds=seconds, **memory.grown())
         for request in requests:
+            for asked in request.get("ask", ()):
+                fork = copy.deepcopy(session.cache)
+                rows = feed(model, fork, torch.tensor([asked]), position, keep=len(asked))
+                rows.numpy().tofile(logits)
             seconds, read = 0.0, bytes_read()
-            for _ in range(request["steps"]):
+            for _ in range(request.get("steps", 0)):
                 if request["evict"]:
                     evict(setting.folders)
                 begin = time.perf_counter()
@@ -95,17 +113,19 @@ def serve(make: Callable[[Any, Setting], Session]) -> None:
             channel.answer(seconds=seconds, read_bytes=bytes_read() - read, **memory.grown())
 
 
-def feed(model: Any, cache: Any, ids: torch.Tensor, position: int) -> torch.Tensor:
-    """Logits `[vocabulary]` after the last of `ids`, the first of which is token `position`.
+def feed(
+    model: Any, cache: Any, ids: torch.Tensor, position: int, *, keep: int = 1
+) -> torch.Tensor:
+    """Logits `[keep, vocabulary]` after the last of `ids`, the first of which is token `position`.
 
     Positions are given because a cache that keeps less than it has seen cannot tell them.
     """
     names = inspect.signature(model.forward).parameters
     given = {"cache" if "cache" in names else "past_key_values": cache}
     positions = torch.arange(position, position + ids.shape[1])[None]
-    output = model(ids, position_ids=positions, use_cache=True, logits_to_keep=1, **given)
-    row: torch.Tensor = output.logits[0, -1]
-    return row
+    output = model(ids, position_ids=positions, use_cache=True, logits_to_keep=keep, **given)
+    rows: torch.Tensor = output.logits[0, -keep:]
+    return rows
 
 
 def evict(folders: Sequence[pathlib.Path]) -> None:

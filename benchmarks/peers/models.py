@@ -68,7 +68,7 @@ class Row:
     Attributes:
         seconds, read: of each repetition, per step; read from drives, in bytes.
         memory, peak: by which the process grew, in bytes.
-        prefill: seconds.
+        prefill: seconds; for a peer on files those of `REFERENCE` and its own.
         difference: largest |logit - logit of full attention|.
         kl: mean KL(full || this), in nats. same: share of steps with the same first token.
     """
@@ -134,11 +134,23 @@ class Contestant:
                 assert self._runner is not None
                 self._runner.receive(LOAD_SECONDS)
 
-    def prefill(self) -> None:
-        done = self._ask(LOAD_SECONDS)
-        if done:
-            for row in self.rows.values():
-                row.prefill, row.memory = done["seconds"], done["memory"]
+    def prefill(self, computed: pathlib.Path, reference: Contestant) -> None:
+        """Feed the context. Peers on files are given what `reference`, the first, has computed.
+
+        Args:
+            computed: file with the context's keys and values.
+            reference: whose cache they come from.
+        """
+        shared = {}
+        if self is reference:
+            shared["keep"] = str(computed)
+        elif self.peer.buffered:
+            shared["given"] = str(computed)
+        done = self._ask(LOAD_SECONDS, **shared)
+        for row in self.rows.values() if done else ():
+            row.prefill, row.memory = done["seconds"], done["memory"]
+            if self.peer.buffered:
+                row.prefill += reference.rows[REFERENCE].prefill
 
     def repeat(self, steps: int) -> None:
         """One repetition for each row."""
@@ -209,8 +221,10 @@ def run(task: Task, peers: Mapping[str, Peer], vocabulary: int) -> dict[str, Row
                 each.start(task)
             for each in contestants.values():
                 each.wait()
+            reference = contestants[REFERENCE]
+            computed = pathlib.Path(scratch) / "context.pt"
             for each in tqdm(contestants.values(), desc="peers prefill", disable=None):
-                each.prefill()
+                each.prefill(computed, reference)
             for each in contestants.values():
                 each.step(1, evict=False)  # warms up
             order = list(contestants.values())
@@ -219,7 +233,6 @@ def run(task: Task, peers: Mapping[str, Peer], vocabulary: int) -> dict[str, Row
                     each.repeat(task.steps)
                 order = order[1:] + order[:1]
             # Lossy peers are compared over more tokens; those with two rows have had more.
-            reference = contestants[REFERENCE]
             most = max(task.compared, *(each.steps for each in contestants.values()))
             for each in contestants.values():
                 if each is reference or not each.peer.exact:

@@ -75,9 +75,8 @@ def read_bytes(store: Store) -> int:
 
 
 def finish(fetch) -> None:
-    for _ in fetch.rounds():
-        pass
-    fetch.release()
+    with fetch:
+        fetch.complete()
 
 
 if __name__ == "__main__":
