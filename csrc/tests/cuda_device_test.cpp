@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kEntries = 2000;
 constexpr int64_t kOwn = 100000;  // what the sequence's own entries are filled with begins here
 constexpr int kRows = 2;
-constexpr unsigned kSeeds = kCases / 5;
+constexpr unsigned kSeeds = kCases / 10;
 
 // An order that a test leaves out.
 enum class Missing {
@@ -212,14 +212,15 @@ constexpr Shape kShapes[] = {
 
 TEST(CudaDevice, EveryEntryIsThereWhenItIsAttendedTo) {
   for (const Shape& shape : kShapes) {
-    for (unsigned seed = 0; seed < kSeeds / 4; ++seed) {
+    for (unsigned seed = 0; seed < kSeeds; ++seed) {
       EXPECT_EQ(Steps(shape, Missing::kNothing, seed).run(8), 0);
     }
   }
 }
 
+// A missing order gives wrong bytes in a tenth of the runs at least, so in 200 it always shows.
 bool shows(Missing missing, const Shape& shape) {
-  for (unsigned seed = 0; seed < kSeeds; ++seed) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
     if (Steps(shape, missing, seed).run(8) > 0) return true;
   }
   return false;

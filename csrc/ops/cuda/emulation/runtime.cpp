@@ -26,12 +26,11 @@ struct CUstream_st {
 namespace swarm_kv::cuda::emulation {
 namespace {
 
-enum class Order { kLate, kRanked, kEven };
-
 struct Device {
   std::vector<CUstream_st*> streams;
   std::mt19937_64 random;
-  Order order = Order::kLate;
+  bool late = true;
+  bool ranked = false;
 };
 
 Device& device() {
@@ -47,7 +46,7 @@ bool run_one() {
   }
   if (able.empty()) return false;
   CUstream_st* chosen = able[device().random() % able.size()];
-  if (device().order == Order::kRanked) {
+  if (device().ranked) {
     chosen = *std::ranges::max_element(able, {}, &CUstream_st::rank);
   }
   const auto task = std::move(chosen->tasks.front());
@@ -57,7 +56,7 @@ bool run_one() {
 }
 
 void run_some() {
-  if (device().order == Order::kLate) return;
+  if (device().late) return;
   for (uint64_t count = device().random() % 4; count > 0 && run_one(); --count) {
   }
 }
@@ -80,7 +79,8 @@ cudaError_t add(
 
 void set_stream_seed(uint64_t seed) {
   device().random.seed(seed);
-  device().order = static_cast<Order>(seed % 3);
+  device().late = seed % 2 == 0;
+  device().ranked = seed / 2 % 2 == 0;
   for (CUstream_st* stream : device().streams) stream->rank = device().random();
 }
 
