@@ -18,6 +18,7 @@ from typing import Any
 import jsonschema
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "bench"
 SCHEMA = pathlib.Path(__file__).with_name("result.schema.json")
 
 
@@ -83,32 +84,40 @@ class Report:
             self.notes.append(text)
 
 
+def build(name: str) -> pathlib.Path:
+    """The program `name` of csrc/bench, built with fixed flags unless it is up to date.
+
+    Raises:
+        Unavailable: cmake or ninja is missing, or it does not compile.
+    """
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=", "-DSWARM_KV_TESTS=OFF"]
+    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *options]
+    for command in (configure, ["cmake", "--build", str(BUILD), "--target", name]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            raise Unavailable(f"{name} needs cmake: bash scripts/setup.sh test") from error
+        if done.returncode != 0:
+            said = f"{done.stdout}{done.stderr}"[-8000:].strip()
+            raise Unavailable(f"{name} could not be built (bash scripts/setup.sh test): {said}")
+    return BUILD / name
+
+
 class Program:
     """A C++ program of csrc/bench that prints JSON.
 
     Args:
         name: its target.
-        configured: its path; the newest one below build/ if empty.
+        configured: its path; built here if empty.
 
     Raises:
-        Unavailable: it is not there; the message says how to build it.
+        Unavailable: it is not there and cannot be built.
     """
 
     def __init__(self, name: str, configured: str) -> None:
-        build = (
-            "cmake -S . -B build/release -DCMAKE_BUILD_TYPE=Release -DSWARM_KV_TESTS=OFF && "
-            f"cmake --build build/release --target {name}"
-        )
-        if configured:
-            self.path = pathlib.Path(configured)
-            if not os.access(self.path, os.X_OK):
-                raise Unavailable(f"`{self.path}` is not a program; build it: {build}")
-            return
-        # Sanitizer builds are too slow to measure.
-        built = [p for p in ROOT.glob(f"build/**/{name}") if "san" not in p.parent.name]
-        if not built:
-            raise Unavailable(f"{name} is not built: {build}")
-        self.path = max(built, key=lambda program: program.stat().st_mtime)
+        self.path = pathlib.Path(configured) if configured else build(name)
+        if not os.access(self.path, os.X_OK):
+            raise Unavailable(f"`{self.path}` is not a program: leave it out to have it built")
 
     def output(self, arguments: Sequence[str], timeout_s: float) -> Any:
         """What it prints.

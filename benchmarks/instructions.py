@@ -22,10 +22,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks.harness import ROOT
+from benchmarks.harness import build
 
 STORED = pathlib.Path(__file__).with_suffix(".json")
-BUILD = ROOT / "build" / "bench"
 LIMIT = 0.03
 """A path may need so much more, as a share of what is stored, before it fails."""
 GAIN = 0.01
@@ -43,25 +42,6 @@ class Counts:
 
     built: dict[str, str]
     instructions: dict[str, int]
-
-
-def build() -> pathlib.Path:
-    """The program, built with fixed flags.
-
-    Raises:
-        Incomparable: valgrind is missing.
-        subprocess.CalledProcessError: it does not compile.
-    """
-    if shutil.which("valgrind") is None:
-        raise Incomparable("valgrind is missing: apt-get install valgrind")
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=", "-DSWARM_KV_TESTS=OFF"]
-    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *options]
-    for command in (configure, ["cmake", "--build", str(BUILD), "--target", "hot_paths"]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            print(done.stdout[-8000:], done.stderr[-8000:], file=sys.stderr)
-            done.check_returncode()
-    return BUILD / "hot_paths"
 
 
 def count(program: pathlib.Path, arguments: Sequence[str] = ()) -> Counts:
@@ -132,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help=f"write {STORED.name}")
     options = parser.parse_args(arguments)
     try:
-        counted = count(build())
+        if shutil.which("valgrind") is None:
+            raise Incomparable("valgrind is missing: apt-get install valgrind")
+        counted = count(build("hot_paths"))
         if options.update:
             STORED.write_text(json.dumps(dataclasses.asdict(counted), indent=2) + "\n")
             return 0

@@ -32,7 +32,7 @@ SCALE = DIM**-0.5
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     program: str = ""
-    """Path of `micro_bench`; the newest one below build/ if empty."""
+    """Path of `micro_bench`; built if empty."""
     only: str = ""
     """Stages whose name matches this regular expression; all if empty."""
     entries: int = 32768

@@ -58,7 +58,7 @@ class Parameters:
     """Its drives deliver 1/`slowdown` of their rates: its step is not to be all computing."""
 
 
-QUICK = {"smollm2": (1024,), "gemma3": (), "steps": 4, "warm_up": 4, "whole": 1536, "tokens": 6}
+QUICK = {"smollm2": (1024,), "gemma3": (), "steps": 4, "warm_up": 4, "whole": 2048, "tokens": 6}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ _SHORT = {"kiops": "rate", "cpu_us": "CPU"}
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     program: str = ""
-    """Path of rings_bench; the newest one below build/ if empty."""
+    """Path of rings_bench; built if empty."""
     paths: tuple[str, ...] = ()
     """Directories to read from, one per drive; one temporary directory if empty."""
     repeats: int = 1

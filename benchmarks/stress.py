@@ -29,7 +29,7 @@ COUNTS = ("steps", "joins", "cancelled", "entries", "faults", "short_reads", "fa
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     program: str = ""
-    """Path of stress_bench; the newest one below build/ if empty."""
+    """Path of stress_bench; built if empty."""
     paths: tuple[str, ...] = ()
     """Four directories, as four drives; temporary ones if empty."""
     steps: int = 10_000
@@ -71,7 +71,7 @@ def measure(parameters: Parameters) -> dict[str, Any]:
     """What the program prints.
 
     Raises:
-        Unavailable: it is not built, or it did not finish.
+        Unavailable: it cannot be built, or it did not finish.
     """
     program = Program("stress_bench", parameters.program)
     with tempfile.TemporaryDirectory(prefix="swarm_kv_bench_") as scratch:

@@ -105,8 +105,9 @@ def rates(
             *_common(block),
             f"--iodepth={depth}",
             "--time_based",
-            f"--runtime={seconds}",
-            "--ramp_time=0.2",
+            # In whole numbers: fio takes a fraction of a second for none, and reads whole files.
+            f"--runtime={round(1000 * seconds)}ms",
+            "--ramp_time=200ms",
             *(
                 argument
                 for number, file in enumerate(files)

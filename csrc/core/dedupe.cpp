@@ -127,7 +127,8 @@ void dedupe(std::span<Segment* const> segments, std::span<const Selection> rows,
   for (size_t row = 0; row < rows.size(); ++row) {
     collect(segments, rows[row], row, add_bases(segments, rows[row], scratch), demands);
   }
-  std::sort(demands.begin(), demands.end());
+  // One row's single entries come ascending, as selectors give them.
+  if (!std::is_sorted(demands.begin(), demands.end())) std::sort(demands.begin(), demands.end());
   demands.erase(std::unique(demands.begin(), demands.end()), demands.end());
 
   auto& [entries, takers] = wanted;
