@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import tempfile
@@ -46,9 +47,8 @@ REAL_TOLERANCE = 0.15
 """Between two measurements of a real drive."""
 CHECKED_SIZES = (16 << 10, 64 << 10)
 CHECK_SECONDS = 0.6
-CHECK_DEPTH, CHECK_READS = 4, 200
-"""Of each simulated drive: fio leaves out what is in flight at the end, so that few reads may be,
-of many."""
+CHECK_READS = 50
+"""Of each simulated drive, per read in flight: fio leaves out what is in flight at the end."""
 WRITTEN_AT_ONCE = 4 << 20
 
 
@@ -139,17 +139,18 @@ class Drives:
             return
         tolerance = TOLERANCE if self.throttled else REAL_TOLERANCE
         for size in sizes:
-            slowest = min(model.rate(size) for model in self.models)
-            seconds = max(CHECK_SECONDS, CHECK_READS / slowest)
-            depth = CHECK_DEPTH if self.throttled else DEPTH
+            # No deeper than keeps all of them busy.
+            rates = [model.rate(size) for model in self.models]
+            latency = max(model.latency for model in self.models)
+            depth = min(DEPTH, 4 + math.ceil(2 * max(rates) * latency)) if self.throttled else DEPTH
+            seconds = max(CHECK_SECONDS, CHECK_READS * depth / min(rates))
             measured = fio.rates(self.files, block=size, depth=depth, seconds=seconds)
-            for number, (rate, model) in enumerate(zip(measured, self.models, strict=True)):
-                wanted = model.rate(size)
+            for number, (rate, wanted) in enumerate(zip(measured, rates, strict=True)):
                 if abs(rate / wanted - 1) > tolerance:
+                    drive = f"drive {number} of {len(self.files)} ({self.models[number].name})"
                     raise Unavailable(
-                        f"drive {number} of {len(self.files)} ({model.name}) delivers {rate:.0f} "
-                        f"reads of {size} bytes per second instead of {wanted:.0f}: this machine "
-                        "is too busy, or too slow for these models"
+                        f"{drive} delivers {rate:.0f} reads of {size} bytes per second instead "
+                        f"of {wanted:.0f}: this machine is too busy, or too slow for these models"
                     )
 
     def describe(self) -> list[dict[str, object]]:
