@@ -50,11 +50,6 @@ def another_batch(before: int, now: int | None) -> ArgumentError:
     )
 
 
-def _greatest(tensor: torch.Tensor) -> float:
-    """Magnitude of the greatest number."""
-    return float(torch.linalg.vector_norm(tensor, math.inf))
-
-
 class _InferenceOnly(torch.autograd.Function):
     """Passes attention's output on and refuses a gradient, which would silently lack this part."""
 
@@ -266,16 +261,17 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         key, value = (tensor.detach().cpu() for tensor in staged)
         q = query.detach().cpu()
         count = q.shape[2]
+        decoding = self.decodes(self.length - count, count)
         try:
             self._open_rows(q, key, scale)
-            self._check_range(query=q, key=key, value=value)
+            q, key, value = self._in_range(q, key, value, decoding)
             visible = self._record_mask(mask, count)
         except BaseException:
             self.length -= count
             raise
         try:
             with autograd.below():
-                out = self._attend(query.detach(), q, key, value, visible, softcap, sinks)
+                out = self._attend(query.detach(), q, key, value, visible, decoding, softcap, sinks)
         except BaseException as error:
             self.state.failure = f"layer {self.layer_idx}, token {self.length}: {error}"
             raise
@@ -291,17 +287,17 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         key: torch.Tensor,
         value: torch.Tensor,
         visible: list[torch.Tensor | None],
+        decoding: bool,
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         count = q.shape[2]
         past = self.length - count
-        decoding = self.decodes(past, count)
         self._after_long_chunk = count > DECODE_QUERIES
         if not decoding:
             self.drop_ahead()
         # Elsewhere than on the host, as `query` is, only where attention can run there.
-        asking = query if decoding and self.store.attends_on(query) else q
+        asking = query.to(q.dtype) if decoding and self.store.attends_on(query) else q
         rows: list[torch.Tensor] = [torch.empty(0)] * len(self.rows)  # [n, heads, dim] of each
         parts: list[Part] = []
         places: list[int] = []
@@ -321,7 +317,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             if part.query.shape[1] == 0:
                 continue
             if decoding:
-                parts.append(part.stored())
+                parts.append(part)
                 places.append(number)
             else:
                 rows[number] = self._prefill(part, softcap, sinks).transpose(0, 1)
@@ -370,23 +366,29 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             for number in range(self.batch)
         ]
 
-    def _check_range(self, **given: torch.Tensor) -> None:
-        """Refuse numbers that `kv_dtype` cannot hold."""
-        limit = torch.finfo(self.rows[0].geometry.dtype).max
-        tensors = list(given.values())
-        if torch.finfo(tensors[0].dtype).max <= limit:
-            return
-        if tensors[0].shape[2] <= DECODE_QUERIES:  # few numbers: the calls are what takes time
-            tensors = [torch.cat(tensors, 1)]
-        if not any(_greatest(tensor) > limit for tensor in tensors):
-            return
+    def _in_range(
+        self, q: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decoding: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Refuse numbers that `kv_dtype` cannot hold; a decoding step's in that dtype."""
+        geometry = self.rows[0].geometry
+        dtype = geometry.dtype
+        given = {"query": q, "key": key, "value": value}
+        if dtype == key.dtype:
+            return q, key, value
+        if decoding:  # few numbers: the calls are what takes time
+            narrow = torch.cat(list(given.values()), 1).to(dtype)
+            # What did not fit is infinite now.
+            if math.isfinite(narrow.sum(dtype=torch.float32)):
+                return narrow.split_with_sizes([tensor.shape[1] for tensor in given.values()], 1)
+        limit = torch.finfo(dtype).max
         for name, tensor in given.items():
-            if (greatest := _greatest(tensor)) > limit:
+            if (greatest := float(torch.linalg.vector_norm(tensor, math.inf))) > limit:
                 raise ArgumentError(
                     f"layer {self.layer_idx}: a {name} of magnitude {greatest:.6g} does not fit "
                     f'`kv_dtype` "{self.store.config.kv_dtype}", which ends at {limit:.6g}: use '
                     '"bfloat16" or "auto"'
                 )
+        return geometry.stored(q, key, value) if decoding else (q, key, value)
 
     def _record_mask(self, mask: torch.Tensor | None, count: int) -> list[torch.Tensor | None]:
         """Record which of the new tokens are padding, which is not stored.

@@ -15,6 +15,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -28,8 +29,7 @@ Attended = tuple[torch.Tensor, torch.Tensor]
 """out [rows, heads, head_dim] and lse [rows, heads]."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What one sequence brings to a step.
 
     Attributes:
@@ -46,16 +46,6 @@ class Part:
     key: torch.Tensor
     value: torch.Tensor
     visible: torch.Tensor | None
-
-    def stored(self) -> Part:
-        """The same in the dtype of what is stored."""
-        dtype = self.row.geometry.dtype
-        if self.key.dtype == dtype:
-            return self
-        query = self.query.to(dtype)
-        asking = query if self.asking is self.query else self.asking.to(dtype)
-        key, value = self.key.to(dtype), self.value.to(dtype)
-        return Part(self.row, query, asking, key, value, self.visible)
 
 
 class Ahead:
@@ -110,8 +100,7 @@ class Ahead:
         self.fetch.release()
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Time that the reads of a step cost decoding.
 
     Attributes:

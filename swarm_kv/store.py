@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -378,8 +378,7 @@ def _return_charge(store: Store, size: int) -> None:
         store.charge(-size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What one sequence wants of one layer.
 
     Attributes:
@@ -394,8 +393,7 @@ class Wanted:
     limit: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Asking:
+class Asking(NamedTuple):
     """The queries of a decoding step, and what they see beside what is read for them.
 
     Attributes:
@@ -439,14 +437,14 @@ Rows = list[tuple[torch.Tensor, torch.Tensor]]
 the pool."""
 
 
-_NOTHING_OF_ONE = torch.tensor([0, 0])
-
-
 def _ragged(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    if len(parts) == 1 and parts[0].numel() == 0:
-        return parts[0], _NOTHING_OF_ONE
-    sizes = [0, *itertools.accumulate(part.numel() for part in parts)]
-    return (parts[0] if len(parts) == 1 else torch.cat([NOTHING, *parts])), torch.tensor(sizes)
+    values = parts[0] if len(parts) == 1 else torch.cat([NOTHING, *parts])
+    return values, _bounds(*(part.numel() for part in parts))
+
+
+@functools.lru_cache(maxsize=64)  # a step mostly reads as many entries as the last one
+def _bounds(*sizes: int) -> torch.Tensor:
+    return torch.tensor([0, *itertools.accumulate(sizes)])
 
 
 def _wanted_rows(rows: Sequence[Wanted]) -> tuple[Any, ...]:

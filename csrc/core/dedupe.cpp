@@ -8,8 +8,8 @@
 namespace swarm_kv {
 namespace {
 
-constexpr size_t kMostRows = 65535;  // and segments: each is two bytes of Demand::key
-constexpr int32_t kAlone = -1;       // the position of an entry that was selected by itself
+constexpr size_t kMostRows = 65535;             // and segments: each is two bytes of Demand::key
+constexpr int32_t kAlone = Wanted::kFirstCopy;  // the position of an entry selected by itself
 
 // One mention of an entry: by a cluster of a row, or by itself.
 struct Demand {
@@ -105,12 +105,12 @@ void collect(std::span<Segment* const> segments, const Selection& row, uint64_t 
 }
 
 // The copy that `demand`, one of `same` of its entry, is read at.
-int32_t position_of(const Segment& segment, std::span<const Demand> same, const Demand& demand) {
+int32_t position_of(std::span<const Demand> same, const Demand& demand) {
   if (demand.position != kAlone) return demand.position;
   for (const Demand& other : same) {
     if (other.position != kAlone) return other.position;
   }
-  return segment.routing.copies_of(demand.entry()).front();
+  return kAlone;
 }
 
 }  // namespace
@@ -149,7 +149,7 @@ void dedupe(std::span<Segment* const> segments, std::span<const Selection> rows,
       const bool repeat = &demand != &first;
       entries.push_back({.segment = first.segment(),
                          .entry = first.entry(),
-                         .position = position_of(*segments[first.segment()], same, demand),
+                         .position = position_of(same, demand),
                          .first_taker = first_taker,
                          .takers = repeat ? 0 : static_cast<int32_t>(takers.size()) - first_taker,
                          .repeat = repeat});

@@ -28,11 +28,17 @@ struct Wanted {
   int32_t segment;  // index into the step's segments
   int32_t entry;    // within the segment
   // Member position of the copy to read unless the router finds a better one: what came with a
-  // cluster is read there, next to its neighbours; what was taken alone, at the entry's first copy.
+  // cluster is read there, next to its neighbours; what was taken alone, at kFirstCopy, which is
+  // looked up for what is read only.
   int32_t position;
   int32_t first_taker;  // rows that it is delivered to: [first, first + count) of takers
   int32_t takers;
   bool repeat = false;  // another element brings this entry already: read again, delivered to none
+
+  static constexpr int32_t kFirstCopy = -1;
+  int32_t position_in(const Segment& segment) const {
+    return position == kFirstCopy ? segment.routing.copies_of(entry).front() : position;
+  }
 };
 
 struct WantedList {

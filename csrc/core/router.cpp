@@ -6,9 +6,12 @@
 namespace swarm_kv {
 namespace {
 
-void take_first(const WantedList& wanted, std::vector<int32_t>& chosen) {
+void take_first(std::span<Segment* const> segments, const WantedList& wanted,
+                std::vector<int32_t>& chosen) {
   chosen.clear();
-  for (const Wanted& entry : wanted.entries) chosen.push_back(entry.position);
+  for (const Wanted& entry : wanted.entries) {
+    chosen.push_back(entry.position_in(*segments[entry.segment]));
+  }
 }
 
 class Swarm : public Router {
@@ -16,7 +19,7 @@ class Swarm : public Router {
   bool unites() const override { return true; }
   void route(std::span<Segment* const> segments, const WantedList& wanted, const DriveLoad& drives,
              std::vector<int32_t>& chosen) const override {
-    take_first(wanted, chosen);
+    take_first(segments, wanted, chosen);
     rebalance(segments, wanted, drives, chosen);
   }
 };
@@ -29,9 +32,9 @@ class BalanceOnly : public Swarm {
 class DedupOnly : public Router {
  public:
   bool unites() const override { return true; }
-  void route(std::span<Segment* const>, const WantedList& wanted, const DriveLoad&,
+  void route(std::span<Segment* const> segments, const WantedList& wanted, const DriveLoad&,
              std::vector<int32_t>& chosen) const override {
-    take_first(wanted, chosen);
+    take_first(segments, wanted, chosen);
   }
 };
 

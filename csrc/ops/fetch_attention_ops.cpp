@@ -70,26 +70,39 @@ class Lists {
     if (slot >= 0) slots_.push_back(slot / item_);
   }
 
+  // Kept by each thread, so that a step as large as the last one asks for no memory.
+  struct Scratch {
+    std::vector<int64_t> slots;
+    std::vector<int64_t> offsets;
+  };
+  static Scratch& own_scratch() {
+    static thread_local Scratch scratch;
+    return scratch;
+  }
+
   std::vector<RowView> rows_;
   int64_t item_;
-  std::vector<int64_t> slots_;
-  std::vector<int64_t> offsets_;
+  std::vector<int64_t>& slots_ = own_scratch().slots;
+  std::vector<int64_t>& offsets_ = own_scratch().offsets;
 };
 
 // Per row the numbers of all entries that deliveries brought.
 class Fetched {
  public:
-  explicit Fetched(size_t rows) : ids_(rows) {}
+  explicit Fetched(size_t rows) : rows_(rows) {
+    if (ids_.size() < rows) ids_.resize(rows);
+    for (auto& ids : ids_) ids.clear();
+  }
 
   void add(const Delivery& delivery) {
-    for (size_t r = 0; r < ids_.size(); ++r) {
+    for (size_t r = 0; r < rows_; ++r) {
       ids_[r].insert(ids_[r].end(), delivery.ids.begin() + delivery.rows[r],
                      delivery.ids.begin() + delivery.rows[r + 1]);
     }
   }
   // Those of the part.
   void add(const DevicePart& part) {
-    for (size_t r = 0; r < ids_.size(); ++r) {
+    for (size_t r = 0; r < rows_; ++r) {
       for (int64_t i = part.delivery.rows[r]; i < part.delivery.rows[r + 1]; ++i) {
         if (part.slots[i] >= 0) ids_[r].push_back(part.delivery.ids[i]);
       }
@@ -97,16 +110,26 @@ class Fetched {
   }
 
   std::pair<Tensor, Tensor> tensors() const {
-    std::vector<int64_t> flat, rows{0};
-    for (const auto& ids : ids_) {
-      flat.insert(flat.end(), ids.begin(), ids.end());
-      rows.push_back(static_cast<int64_t>(flat.size()));
+    std::vector<int64_t> bounds{0};
+    for (size_t r = 0; r < rows_; ++r) {
+      bounds.push_back(bounds.back() + static_cast<int64_t>(ids_[r].size()));
     }
-    return {int64_tensor(flat), int64_tensor(rows)};
+    const Tensor flat = empty_cpu({bounds.back()}, ScalarType::Long);
+    for (size_t r = 0; r < rows_; ++r) {
+      std::ranges::copy(ids_[r], mutable_data<int64_t>(flat) + bounds[r]);
+    }
+    return {flat, int64_tensor(bounds)};
   }
 
  private:
-  std::vector<std::vector<int64_t>> ids_;
+  // Kept by each thread, one call at a time.
+  static std::vector<std::vector<int64_t>>& own_scratch() {
+    static thread_local std::vector<std::vector<int64_t>> scratch;
+    return scratch;
+  }
+
+  size_t rows_;
+  std::vector<std::vector<int64_t>>& ids_ = own_scratch();
 };
 
 // Slots must lie in the pool of `bytes` bytes, at whole numbers of items.
@@ -188,7 +211,7 @@ Answer attend_on_host(Store& store, const Asked& asked, Lists& lists) {
   Tensor piece_out, piece_lse;
 
   const auto began = std::chrono::steady_clock::now();
-  Delivery part;
+  static thread_local Delivery part;  // keeps its memory
   const Ticket ticket(store, store.submit(asked.rows, Purpose::kDecode, asked.ahead, part));
   answer.seconds.submitting = FetchSeconds::since(began);
   answer.fetched.add(part);

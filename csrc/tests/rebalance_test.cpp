@@ -50,7 +50,7 @@ struct Plan {
     const std::vector<int32_t> only{0};
     const Selection row{only, {}, entries, segment.entries};
     dedupe(segments, std::span(&row, 1), true, wanted);
-    for (const Wanted& entry : wanted.entries) chosen.push_back(entry.position);
+    for (const Wanted& entry : wanted.entries) chosen.push_back(entry.position_in(segment));
   }
 
   // By what is really read.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -54,7 +53,7 @@ def test_a_lost_block_shows(pair: table.Pair, monkeypatch: pytest.MonkeyPatch) -
             return entries[(entries < 8) | (entries >= 16)]
 
         return fetch_attend(
-            self, [dataclasses.replace(row, entries=lost(row.entries)) for row in rows], *how
+            self, [row._replace(entries=lost(row.entries)) for row in rows], *how
         )
 
     expected = table.loop(pair.stock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -69,7 +68,7 @@ class Rig:
     def asking(self, q: Tensor, counts: list[int], **other: Any) -> Asking:
         own = [[self.slots[:4], self.slots[4:]] for _ in counts]
         given = Asking(q, counts, own, KV_HEADS, SCALE, None, None, None)
-        return dataclasses.replace(given, **other)
+        return given._replace(**other)
 
 
 def attach(store: Store, hbm_bytes: int) -> None:

@@ -22,6 +22,7 @@ struct Chunk {
   int64_t row;
   int64_t first;  // into slots
   int64_t last;
+  int64_t ahead = 0;  // the thread goes on with what follows up to here
 };
 
 // A partial softmax of one row: out is not yet divided by sum, and every exponential is relative to
@@ -187,7 +188,7 @@ SWARM_KV_INLINE void attend_by(const SparseAttention<T, Acc>& call, const Chunk&
     const int64_t count = std::min(kBlock, chunk.last - first);
     const int64_t* slots = call.slots + first;
     const int64_t* next = slots + count;
-    const int64_t next_count = std::min(kBlock, chunk.last - first - count);
+    const int64_t next_count = std::min(kBlock, chunk.ahead - first - count);
     for (int64_t kv = 0; kv < call.kv_heads; ++kv) {
       const int64_t head = kv * group;
       const T* keys = call.pool + kv * dim;
@@ -293,8 +294,14 @@ void run(const SparseAttention<T, Acc>& call) {
     next_state += 2 * call.query_heads;
   }
   parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      attend(call, chunks[i], partials[i], scratches + i * scratch);
+    const int64_t ahead = chunks[end - 1].last, first = chunks[begin].first;
+    prefetch_entries(call.pool, call.slots + first, std::min(kBlock, ahead - first),
+                     2 * call.kv_heads * call.dim, 0, 1);
+    for (int64_t i = begin; i < end; ++i) {
+      Chunk chunk = chunks[i];
+      chunk.ahead = ahead;
+      attend(call, chunk, partials[i], scratches + i * scratch);
+    }
   });
   for (int64_t row = 0; row < call.rows; ++row) {
     finish_row(partials.data() + chunk_offsets[row], chunk_offsets[row + 1] - chunk_offsets[row],

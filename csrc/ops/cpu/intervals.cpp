@@ -12,6 +12,10 @@ namespace {
 
 using Limits = std::numeric_limits<float>;
 
+// Share of the probability that as many entries exceed as are wanted, at which intervals mostly
+// meet the budget.
+constexpr double kUsualPrice = 0.85;
+
 // Positions from begin on and before end.
 struct Span {
   int32_t begin;
@@ -210,6 +214,18 @@ double sum_of(const float* values, int64_t count) {
   return std::accumulate(values + i, values + count, sums[0] + sums[1] + sums[2] + sums[3]);
 }
 
+// Distinct entries of the spans. `seen`, 1 for all of them, counts each once.
+int64_t entries_within(const std::vector<Span>& spans, const int32_t* members, uint8_t* seen) {
+  int64_t count = 0;
+  for (const Span& span : spans) {
+    for (int32_t i = span.begin; i < span.end; ++i) {
+      count += seen[members[i]];
+      seen[members[i]] = 0;
+    }
+  }
+  return count;
+}
+
 // The pieces that may be needed. A copy of an entry that lies further ahead already brings nothing.
 // A millionth of the mean is added everywhere, so that every position brings something.
 void find_pieces(const float* probs, int64_t entries, const int32_t* members, int64_t count,
@@ -228,12 +244,16 @@ void find_pieces(const float* probs, int64_t entries, const int32_t* members, in
     strongest[bin_of(gains[i])] += known == 0;
     known = 1;
   }
-  // At this price each of the `budget` strongest entries is worth an interval of its own, so the
-  // budget is met at it or above, and what the optimal set leaves out there never matters.
+  // At the lower of these prices each of the `budget` strongest entries is worth an interval of its
+  // own, so the budget is met at it or above, and what the optimal set leaves out there never
+  // matters. Mostly it is met at the other one too, which leaves out far more.
   int bin = 0;
   for (int64_t held = 0; bin < kBins && (held += strongest[bin]) < budget;) ++bin;
-  const double price = bin < kBins ? 0.999 * lower_edge(bin) / (1 + request_cost) : 0.0;
-  optimal_spans(price, request_cost, scratch);
+  const double strong = bin < kBins ? 0.999 * lower_edge(bin) : 0.0;
+  optimal_spans(kUsualPrice * strong, request_cost, scratch);
+  if (entries_within(scratch.spans, members, seen) < budget) {
+    optimal_spans(strong / (1 + request_cost), request_cost, scratch);
+  }
   scratch.string.restart(scratch.gains, request_cost);
   for (const Span& span : scratch.spans) scratch.string.solve(span);
 }
