@@ -14,8 +14,16 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, settings
 
 from swarm_kv import models
+
+# How long an example takes says something about the machine only.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+if not settings.default.derandomize:  # hypothesis has a profile of its own where CI is set
+    settings.load_profile("any machine")
 
 torch.set_num_threads(1)  # spinning threads of parallel runs slow each other down tenfold
 
