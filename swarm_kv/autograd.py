@@ -19,6 +19,8 @@ _c: Any = torch._C
 
 WITHOUT_BACKWARD = (
     "activation_signatures",
+    "decode_entries",
+    "encode_entries",
     "fetch_attend",
     "gather_entries",
     "score_clusters",

@@ -18,6 +18,8 @@ from torch import Tensor
 __all__ = [
     "activation_signatures",
     "cluster",
+    "decode_entries",
+    "encode_entries",
     "gather_entries",
     "join_clusters",
     "merge_attention",
@@ -387,6 +389,73 @@ def join_clusters(
 def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
     """See `swarm_kv.store_ops.gather_entries`."""
     return pool[slots[:, None] + torch.arange(entry_elements)]
+
+
+GROUP = 32
+"""Numbers that share a scale with `kivi4`."""
+
+
+def _levels(numbers: Tensor, step: Tensor, least: int, most: int) -> Tensor:
+    """The nearest steps, as the low bits of bytes. Where there is no step, there is one level."""
+    levels = (numbers / step.double()).where(step > 0, 0.0).round().clamp(least, most)
+    return levels.to(torch.int8).view(torch.uint8)
+
+
+def _halves(code: Tensor) -> Tensor:
+    """The float16 numbers [..., n], as float64, that bytes [..., 2 n] are."""
+    return code.clone(memory_format=torch.contiguous_format).view(torch.float16).double()
+
+
+def encode_entries(k: Tensor, v: Tensor, codec: str) -> tuple[Tensor, Tensor]:
+    """See `swarm_kv.store_ops.encode_entries`. Of levels that are equally near it takes either."""
+    kv_heads, count, head_dim = k.shape
+    # [n, 2, kv_heads, head_dim]
+    numbers = torch.stack([k, v]).double().permute(2, 0, 1, 3).contiguous()
+    if codec == "int8":
+        channels = torch.empty(0, kv_heads, head_dim)
+        scales = (numbers.abs().amax(-1, keepdim=True) / 127).half()
+        levels = _levels(numbers, scales, -127, 127)
+    else:
+        mean, deviation = k.double().mean(1), k.double().std(1, correction=0)
+        channels = torch.stack([mean, deviation]).float()
+        keys = ((numbers[:, 0] - mean) / deviation).where(deviation > 0, 0.0)
+        flat = torch.stack([keys, numbers[:, 1]], 1).flatten(2)
+        groups = -(-flat.shape[2] // GROUP)
+        last = flat[..., -1:].expand(-1, -1, groups * GROUP - flat.shape[2])
+        grouped = torch.cat([flat, last], -1).view(count, 2, groups, GROUP)
+        low = grouped.amin(-1, keepdim=True).half()
+        above = grouped - low.double()
+        step = (above.amax(-1, keepdim=True) / 15).half()
+        first, second = _levels(above, step, 0, 15).chunk(2, -1)
+        scales, levels = torch.cat([low, step], -1), first | second << 4
+    return torch.cat([scales.view(torch.uint8), levels], -1).flatten(1), channels
+
+
+def decode_entries(
+    codes: Tensor,
+    slots: Tensor,
+    codec: str,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    channels: Tensor | None = None,
+) -> Tensor:
+    """See `swarm_kv.store_ops.decode_entries`."""
+    count, half = len(slots), kv_heads * head_dim
+    if codec == "int8":  # of each head's K, then of each head's V: a scale and the numbers
+        size = 2 + head_dim
+        code = gather_entries(codes, slots, 2 * kv_heads * size).view(count, 2 * kv_heads, size)
+        numbers = _halves(code[..., :2]) * code[..., 2:].contiguous().view(torch.int8)
+    else:  # of each group of K, then of V: its least number, a step, and the numbers
+        assert channels is not None
+        groups, size = -(-half // GROUP), 4 + GROUP // 2
+        code = gather_entries(codes, slots, 2 * groups * size).view(count, 2, groups, size)
+        low, step = _halves(code[..., :4]).chunk(2, -1)
+        levels = torch.cat([code[..., 4:] & 15, code[..., 4:] >> 4], -1)
+        mean, deviation = channels.double().view(2, half)
+        keys, values = (low + step * levels).flatten(2)[..., :half].unbind(1)
+        numbers = torch.stack([keys * deviation + mean, values], 1)
+    return numbers.flatten(1).to(dtype)
 
 
 def sparse_attention(

@@ -1,7 +1,7 @@
-"""The operators that reach the drives: their fake kernels, and the gather from the entry pool.
+"""The operators that reach the drives: their fake kernels, and what brings entries out of memory.
 
-Schemas stand in csrc/ops/store_ops.cpp. `swarm_kv.store` wraps them in objects that give back what
-they hold; a loop of your own may call them directly:
+Schemas stand in csrc/ops/*_ops.cpp. `swarm_kv.store` wraps them in objects that give back what they
+hold; a loop of your own may call them directly:
 
 | operator | in -> out |
 |---|---|
@@ -15,8 +15,11 @@ they hold; a loop of your own may call them directly:
 | `fetch_attend` | what `fetch_submit` takes, and queries -> attention to all of it, as it arrives |
 | `device_open`, `store_attach` | any tensor of a device -> handle; a store attends there |
 | `store_charge`, `store_stats`, `store_notes`, `store_close` | accounting and the end |
+| `gather_entries` | pool, slots -> entries side by side |
+| `encode_entries`, `decode_entries` | k, v -> codes, as drives hold them; codes, slots -> entries |
 
-A slot is a byte offset in the pool; `sparse_attention` and `gather_entries` take element offsets.
+A slot is a byte offset in the pool; `sparse_attention` and `gather_entries` take element offsets,
+`decode_entries` byte offsets in the codes.
 
 `fetch_attend` is a decoding step's submit, attend, complete, attend and merge in one call. Row r of
 the batch has `queries[r]` of the rows of q [Q, Hq, D], and `own` (slots, `own_rows` offsets) beside
@@ -48,7 +51,7 @@ from . import _library  # noqa: F401  (loads the operators)
 from .dense import accumulation_dtype
 from .errors import typed_errors
 
-__all__ = ["gather_entries", "stored_entry_bytes"]
+__all__ = ["decode_entries", "encode_entries", "gather_entries", "stored_entry_bytes"]
 
 
 @typed_errors
@@ -83,6 +86,67 @@ def stored_entry_bytes(k: Tensor, codec: str) -> int:
     """
     size: int = torch.ops.swarm_kv.stored_entry_bytes(k, codec)
     return size
+
+
+@typed_errors
+def encode_entries(k: Tensor, v: Tensor, codec: str) -> tuple[Tensor, Tensor]:
+    """Writes entries in a codec, as a store writes them to its drives. On the CPU.
+
+    Args:
+        k: [kv_heads, n, head_dim] floating, keys.
+        v: like k.
+        codec: `int8` or `kivi4`, see csrc/core/codec.h.
+
+    Returns:
+        codes: uint8 [n, `stored_entry_bytes(k, codec)`].
+        channels: float32 [2, kv_heads, head_dim] with `kivi4`, the mean of each key channel over
+            the n entries and its deviation, which `decode_entries` needs; [0, kv_heads, head_dim]
+            with `int8`.
+
+    Raises:
+        ArgumentError: a shape or dtype is wrong, unknown codec, or numbers that it cannot hold:
+            NaN, infinity, or beyond 65504.
+    """
+    codes, channels = torch.ops.swarm_kv.encode_entries(k, v, codec)
+    return codes, channels
+
+
+@typed_errors
+def decode_entries(
+    codes: Tensor,
+    slots: Tensor,
+    codec: str,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    channels: Tensor | None = None,
+) -> Tensor:
+    """Copies entries out of memory that holds their codes, and decodes them.
+
+    A code is `stored_entry_bytes` long; it may begin at any byte.
+
+    Args:
+        codes: [bytes] uint8, contiguous. With slots on a CUDA device: there, or in pinned memory.
+        slots: [n] int64, the element of `codes` at which each code begins.
+        codec: the one that they were encoded with.
+        kv_heads: > 0.
+        head_dim: > 0. On a CUDA device a code is at most 96 KiB long.
+        dtype: of the result: float16, bfloat16 or float32. What was encoded may have had another.
+        channels: what `encode_entries` returned with the codes, on the device of slots; may be left
+            out with `int8`.
+
+    Returns:
+        [n, 2 * kv_heads * head_dim] of dtype on the device of slots, row i being entry i as [K |
+        V]; on a CUDA device a row is NaN whose slot reaches past the codes.
+
+    Raises:
+        ArgumentError: a shape or dtype is wrong, unknown codec, no channels where the codec needs
+            them, or a slot reaches past the codes.
+    """
+    rows: Tensor = torch.ops.swarm_kv.decode_entries(
+        codes, slots, codec, kv_heads, head_dim, dtype, channels
+    )
+    return rows
 
 
 # The compiler removes calls whose results are not used and moves calls that share no tensor, unless
@@ -131,6 +195,32 @@ def _check_keys_values(op: str, k: Tensor, v: Tensor) -> None:
 @torch.library.register_fake("swarm_kv::gather_entries")
 def _(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
     return slots.new_empty((slots.shape[0], entry_elements), dtype=pool.dtype)
+
+
+@torch.library.register_fake("swarm_kv::encode_entries")
+def _(k: Tensor, v: Tensor, codec: str) -> Any:
+    _check_keys_values("encode_entries", k, v)
+    kv_heads, entries, head_dim = k.shape
+    torch._check(codec in ("int8", "kivi4"), lambda: f"encode_entries: unknown codec {codec!r}")
+    if codec == "int8":
+        parts, size = 0, 2 * kv_heads * (2 + head_dim)
+    else:
+        parts, size = 2, 2 * 20 * ((kv_heads * head_dim + 31) // 32)
+    codes = torch.empty(entries, size, dtype=torch.uint8)
+    return codes, torch.empty(parts, kv_heads, head_dim)
+
+
+@torch.library.register_fake("swarm_kv::decode_entries")
+def _(
+    codes: Tensor,
+    slots: Tensor,
+    codec: str,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    channels: Tensor | None = None,
+) -> Tensor:
+    return slots.new_empty((slots.shape[0], 2 * kv_heads * head_dim), dtype=dtype)
 
 
 @torch.library.register_fake("swarm_kv::store_open")

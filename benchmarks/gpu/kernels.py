@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,12 @@ from benchmarks import gpu_model
 from benchmarks.gpu.timing import Clock
 from benchmarks.harness import Report
 from swarm_kv import ops
-from swarm_kv.store_ops import gather_entries
+from swarm_kv.store_ops import (
+    decode_entries,
+    encode_entries,
+    gather_entries,
+    stored_entry_bytes,
+)
 
 if TYPE_CHECKING:
     from benchmarks.gpu.check import Parameters
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 SAME = 2e-2
 """Distance from torch's attention in bfloat16, relative."""
 SDPA, GATHERED = "SDPA, entries together", "gather, then SDPA"
+CODECS = ("int8", "kivi4")
 
 
 class Layer:
@@ -63,6 +70,16 @@ class Layer:
         p = self.shape
         found = self.pool.view(-1, 2, p.kv_heads, p.dim)[self.chosen]
         return found[:, 0].transpose(0, 1)[None], found[:, 1].transpose(0, 1)[None]
+
+    def coded(self, codec: str) -> tuple[Any, ...]:
+        """Arguments of `decode_entries` for the same places: codes of a few entries, repeated."""
+        p, few = self.shape, 256
+        generator = torch.Generator().manual_seed(0)
+        k, v = torch.randn(2, p.kv_heads, few, p.dim, generator=generator)
+        codes, channels = encode_entries(k, v, codec)
+        memory = codes.to(self.device).repeat(-(-p.context // few), 1)
+        slots, channels = self.chosen * codes.shape[1], channels.to(self.device)
+        return memory.flatten(), slots, codec, p.kv_heads, p.dim, torch.bfloat16, channels
 
     def sparse(self) -> Tensor:
         p = self.shape
@@ -135,23 +152,34 @@ def run(parameters: Parameters, report: Report) -> None:
     )
     out, lse = layer.normal(p.query_heads, p.dim), layer.normal(p.query_heads)
     calls["merge"] = lambda: ops.merge_attention(out, lse, out, lse)
+    over_the_link: dict[str, int] = {}  # bytes
     if parameters.device == "cuda":
         count = min(parameters.link_bytes // (2 * layer.entry), p.context)
         pinned = torch.zeros(count * layer.entry, dtype=torch.bfloat16).pin_memory()
         places = layer.chosen[layer.chosen < count] * layer.entry
         calls["gather from pinned memory"] = lambda: gather_entries(pinned, places, layer.entry)
+        over_the_link["gather from pinned memory"] = len(places) * p.entry
+    code_bytes: dict[str, int] = {}
+    for codec in CODECS:
+        code_bytes[codec] = stored_entry_bytes(torch.empty(p.kv_heads, 0, p.dim), codec)
+        memory, *form = layer.coded(codec)
+        calls[f"decode {codec}"] = functools.partial(decode_entries, memory, *form)
+        if parameters.device == "cuda":
+            name = f"decode {codec} from pinned memory"
+            calls[name] = functools.partial(decode_entries, memory.cpu().pin_memory(), *form)
+            over_the_link[name] = layer.taken * code_bytes[codec]
     taken |= clock.in_turn(calls, repeats)
     for name, seconds in taken.items():
         report.measure(f"kernels: {name}: time", "us", [1e6 * one for one in seconds])
-    if parameters.device == "cuda":
-        moved = len(places) * p.entry
+    for name, moved in over_the_link.items():
         report.measure(
-            "kernels: gather from pinned memory: rate",
-            "GB/s",
-            [1e-9 * moved / one for one in taken["gather from pinned memory"]],
+            f"kernels: {name}: rate", "GB/s", [1e-9 * moved / one for one in taken[name]]
         )
     share("attention", model["attention"].memory, taken["attention"], rate, report)
     share("gather", 2 * layer.taken * p.entry, taken["gather"], rate, report)
+    for codec in CODECS:
+        moved = layer.taken * (code_bytes[codec] + p.entry)
+        share(f"decode {codec}", moved, taken[f"decode {codec}"], rate, report)
     codes = sum(model[name].memory for name in scoring)
     share("scores by codes", codes, taken["scores by codes"], rate, report)
     share(

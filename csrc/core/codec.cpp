@@ -153,10 +153,42 @@ SWARM_KV_CLONES void denormalise(float* values, const float* mean, const float* 
 
 class Kivi4 final : public Codec {
  public:
-  Kivi4(const Shape& shape, const EntrySource& source, int64_t entries)
-      : shape_(shape), groups_((shape.half() + kGroup - 1) / kGroup) {
-    numbers_.resize(2 * groups_ * kGroup);
-    fit(source, entries);
+  Kivi4(const Shape& shape, std::vector<float> channels)
+      : shape_(shape),
+        groups_((shape.half() + kGroup - 1) / kGroup),
+        numbers_(2 * groups_ * kGroup),
+        channels_(std::move(channels)) {
+    for (int64_t i = shape.half(); i < 2 * shape.half(); ++i) {
+      inverse_.push_back(channels_[i] > 0 ? 1.0f / channels_[i] : 0.0f);
+    }
+  }
+
+  // Mean and deviation of each key channel.
+  static std::vector<float> fit(const Shape& shape, const EntrySource& source, int64_t entries) {
+    const int64_t half = shape.half();
+    std::vector<double> sum(half, 0.0);
+    std::vector<double> square(half, 0.0);
+    std::vector<std::byte> entry(source.entry_bytes());
+    std::vector<float> keys(half);
+    for (int64_t n = 0; n < entries; ++n) {
+      source.assemble(n, entry.data());
+      to_float(shape.element, entry.data(), keys.data(), half);
+      check_entry("kivi4", keys.data(), half);
+      for (int64_t i = 0; i < half; ++i) {
+        sum[i] += keys[i];
+        square[i] += static_cast<double>(keys[i]) * keys[i];
+      }
+    }
+    const double count = static_cast<double>(std::max<int64_t>(entries, 1));
+    std::vector<float> channels(2 * half);
+    for (int64_t i = 0; i < half; ++i) {
+      const double mean = sum[i] / count;
+      const double deviation = std::sqrt(std::max(square[i] / count - mean * mean, 0.0));
+      channels[i] = static_cast<float>(mean);
+      // A channel that never changes is held by its mean alone.
+      channels[half + i] = deviation > 1e-30 ? static_cast<float>(deviation) : 0.0f;
+    }
+    return channels;
   }
 
   int64_t stored_bytes() const override { return 2 * groups_ * kGroupBytes; }
@@ -206,33 +238,6 @@ class Kivi4 final : public Codec {
  private:
   static constexpr int64_t kGroupBytes = 2 * sizeof(fp16) + kGroup / 2;
 
-  // Mean and deviation of each key channel.
-  void fit(const EntrySource& source, int64_t entries) {
-    const int64_t half = shape_.half();
-    std::vector<double> sum(half, 0.0);
-    std::vector<double> square(half, 0.0);
-    std::vector<std::byte> entry(source.entry_bytes());
-    for (int64_t n = 0; n < entries; ++n) {
-      source.assemble(n, entry.data());
-      to_float(shape_.element, entry.data(), numbers_.data(), half);
-      check_entry("kivi4", numbers_.data(), half);
-      for (int64_t i = 0; i < half; ++i) {
-        sum[i] += numbers_[i];
-        square[i] += static_cast<double>(numbers_[i]) * numbers_[i];
-      }
-    }
-    const double count = static_cast<double>(std::max<int64_t>(entries, 1));
-    channels_.resize(2 * half);
-    for (int64_t i = 0; i < half; ++i) {
-      const double mean = sum[i] / count;
-      const double deviation = std::sqrt(std::max(square[i] / count - mean * mean, 0.0));
-      channels_[i] = static_cast<float>(mean);
-      // A channel that never changes is held by its mean alone.
-      channels_[half + i] = deviation > 1e-30 ? static_cast<float>(deviation) : 0.0f;
-      inverse_.push_back(deviation > 1e-30 ? static_cast<float>(1.0 / deviation) : 0.0f);
-    }
-  }
-
   Shape shape_;
   int64_t groups_;              // per half
   std::vector<float> numbers_;  // one entry, while it is encoded
@@ -240,32 +245,53 @@ class Kivi4 final : public Codec {
   std::vector<float> inverse_;  // of each key channel's deviation
 };
 
-using Factory = std::unique_ptr<Codec> (*)(const Shape&, const EntrySource&, int64_t);
+struct Kind {
+  std::string name;
+  // Its channels, from a segment's entries; null for a codec that needs none.
+  std::vector<float> (*fit)(const Shape&, const EntrySource&, int64_t entries);
+  std::unique_ptr<Codec> (*make)(const Shape&, std::vector<float> channels);
+};
 
-const std::vector<std::pair<std::string, Factory>> kCodecs = {
-    {"none", [](const Shape&, const EntrySource&, int64_t) { return std::unique_ptr<Codec>(); }},
-    {"int8",
-     [](const Shape& shape, const EntrySource&, int64_t) -> std::unique_ptr<Codec> {
+const std::vector<Kind> kCodecs = {
+    {"none", nullptr, [](const Shape&, std::vector<float>) { return std::unique_ptr<Codec>(); }},
+    {"int8", nullptr,
+     [](const Shape& shape, std::vector<float>) -> std::unique_ptr<Codec> {
        return std::make_unique<Int8>(shape);
      }},
-    {"kivi4",
-     [](const Shape& shape, const EntrySource& source, int64_t entries) -> std::unique_ptr<Codec> {
-       return std::make_unique<Kivi4>(shape, source, entries);
+    {"kivi4", Kivi4::fit,
+     [](const Shape& shape, std::vector<float> channels) -> std::unique_ptr<Codec> {
+       return std::make_unique<Kivi4>(shape, std::move(channels));
      }},
 };
+
+const Kind& kind_of(const std::string& name) {
+  std::string known;
+  for (const Kind& kind : kCodecs) {
+    if (kind.name == name) return kind;
+    known += (known.empty() ? "" : ", ") + kind.name;
+  }
+  throw Error(ErrorKind::kArgument, "unknown `codec` \"" + name + "\"; choose one of: " + known);
+}
 
 }  // namespace
 
 std::unique_ptr<Codec> make_codec(const std::string& name, const EntrySource& source,
                                   int64_t entries) {
-  std::string known;
-  for (const auto& [candidate, make] : kCodecs) {
-    if (candidate == name) {
-      return make({source.element, source.heads, source.head_dim()}, source, entries);
-    }
-    known += (known.empty() ? "" : ", ") + candidate;
+  const Kind& kind = kind_of(name);
+  const Shape shape{source.element, source.heads, source.head_dim()};
+  return kind.make(shape, kind.fit ? kind.fit(shape, source, entries) : std::vector<float>());
+}
+
+std::unique_ptr<Codec> make_codec(const std::string& name, Element element, int64_t heads,
+                                  int64_t head_dim, std::span<const float> channels) {
+  const Kind& kind = kind_of(name);
+  const Shape shape{element, heads, head_dim};
+  const size_t needed = kind.fit ? static_cast<size_t>(2 * shape.half()) : 0;
+  if (channels.size() != needed) {
+    throw Error(ErrorKind::kArgument, "codec \"" + name + "\": needs " + std::to_string(needed) +
+                                          " channels, got " + std::to_string(channels.size()));
   }
-  throw Error(ErrorKind::kArgument, "unknown `codec` \"" + name + "\"; choose one of: " + known);
+  return kind.make(shape, {channels.begin(), channels.end()});
 }
 
 }  // namespace swarm_kv

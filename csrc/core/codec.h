@@ -42,4 +42,10 @@ class Codec {
 // Throws Error(kArgument) listing the names.
 std::unique_ptr<Codec> make_codec(const std::string& name, const EntrySource& source,
                                   int64_t entries);
+
+// The codec again, for entries of `heads` heads of `head_dim` numbers, from the channels() of one
+// that encoded entries, of any element. Throws Error(kArgument) listing the names, or for another
+// number of channels.
+std::unique_ptr<Codec> make_codec(const std::string& name, Element element, int64_t heads,
+                                  int64_t head_dim, std::span<const float> channels);
 }  // namespace swarm_kv

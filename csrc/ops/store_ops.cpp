@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ops/gather_checks.h"
 #include "ops/stores.h"
 
 // The operators that reach the drives. A store crosses the operator boundary as a handle; what it
@@ -50,19 +51,6 @@ struct KeysValues {
     };
     return {half(keys), half(values), keys.size(0), keys.size(2) * item,
             element_of(keys.scalar_type())};
-  }
-
-  static Element element_of(ScalarType dtype) {
-    switch (dtype) {
-      case ScalarType::Half:
-        return Element::kFloat16;
-      case ScalarType::BFloat16:
-        return Element::kBFloat16;
-      case ScalarType::Double:
-        return Element::kFloat64;
-      default:
-        return Element::kFloat32;
-    }
   }
 };
 
@@ -189,6 +177,26 @@ int64_t stored_entry_bytes(Tensor k, std::string codec_name) {
   return codec ? codec->stored_bytes() : entries.source().entry_bytes();
 }
 
+// What segment_write writes of each entry, and what decode_entries needs beside it.
+std::tuple<Tensor, Tensor> encode_entries(Tensor k, Tensor v, std::string codec_name) {
+  const KeysValues entries("encode_entries", k, v);
+  check_codec("encode_entries", codec_name);
+  const EntrySource source = entries.source();
+  const int64_t count = entries.keys.size(1);
+  const std::unique_ptr<Codec> codec = make_codec(codec_name, source, count);
+  const Tensor codes = empty_cpu({count, codec->stored_bytes()}, ScalarType::Byte);
+  std::vector<std::byte> entry(source.entry_bytes());
+  for (int64_t n = 0; n < count; ++n) {
+    source.assemble(n, entry.data());
+    codec->encode(entry.data(), mutable_data<std::byte>(codes) + n * codec->stored_bytes());
+  }
+  const std::span<const float> learned = codec->channels();
+  const Tensor channels =
+      empty_cpu({learned.empty() ? 0 : 2, source.heads, source.head_dim()}, ScalarType::Float);
+  std::ranges::copy(learned, mutable_data<float>(channels));
+  return {codes, channels};
+}
+
 void segment_free(int64_t handle, int64_t segment) { store_of(handle)->free_segment(segment); }
 
 std::tuple<int64_t, Tensor, Tensor, Tensor> fetch_submit(
@@ -236,6 +244,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(swarm_kv, m) {
   m.def("segment_clusters(int store, int segment) -> (Tensor offsets, Tensor members)");
   m.def("segment_drives(int store, int segment) -> Tensor");
   m.def("stored_entry_bytes(Tensor k, str codec) -> int");
+  m.def("encode_entries(Tensor k, Tensor v, str codec) -> (Tensor codes, Tensor channels)");
   m.def("segment_free(int store, int segment) -> ()");
   m.def(
       "fetch_submit(int store, int[] segments, int[] segment_rows, Tensor clusters, "
@@ -262,6 +271,7 @@ STABLE_TORCH_LIBRARY_IMPL(swarm_kv, CompositeExplicitAutograd, m) {
   m.impl("segment_clusters", SWARM_KV_BOX(segment_clusters));
   m.impl("segment_drives", SWARM_KV_BOX(segment_drives));
   m.impl("stored_entry_bytes", SWARM_KV_BOX(stored_entry_bytes));
+  m.impl("encode_entries", SWARM_KV_BOX(encode_entries));
   m.impl("segment_free", SWARM_KV_BOX(segment_free));
   m.impl("fetch_submit", SWARM_KV_BOX(fetch_submit));
   m.impl("fetch_wait", SWARM_KV_BOX(fetch_wait));

@@ -55,6 +55,19 @@ bool is_floating(ScalarType dtype) {
          dtype == ScalarType::BFloat16;
 }
 
+Element element_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half:
+      return Element::kFloat16;
+    case ScalarType::BFloat16:
+      return Element::kBFloat16;
+    case ScalarType::Double:
+      return Element::kFloat64;
+    default:
+      return Element::kFloat32;
+  }
+}
+
 ScalarType accumulation_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }

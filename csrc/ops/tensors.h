@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/entry_source.h"
 #include "io/error.h"
 
 // What every operator needs at the border between torch and plain C++: checks, plain pointers,
@@ -53,6 +54,9 @@ std::ostream& operator<<(std::ostream& stream, const Description& description);
 const char* dtype_name(ScalarType dtype);
 
 bool is_floating(ScalarType dtype);
+
+// Of a floating dtype.
+Element element_of(ScalarType dtype);
 
 // The dtype that sums over `dtype` are kept in: float64 for float64, float32 for the smaller ones.
 ScalarType accumulation_dtype(ScalarType dtype);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -157,6 +158,27 @@ TEST(Codec, ConstantAndEmptyInputAreExact) {
     for (const float number : entries.through(*codec, 1)) EXPECT_NEAR(number, 0.25f, 1e-3f) << name;
   }
   EXPECT_NE(make_codec("kivi4", entries.source(), 0), nullptr);
+}
+
+TEST(Codec, ChannelsGiveTheSameCodec) {
+  const Entries entries(20, 3, 40, Element::kFloat32);
+  const Entries others(20, 3, 40, Element::kFloat32, 2.0f);
+  for (const char* name : {"int8", "kivi4"}) {
+    const auto codec = make_codec(name, entries.source(), entries.count);
+    const auto again = make_codec(name, Element::kFloat32, 3, 40, codec->channels());
+    EXPECT_EQ(again->stored_bytes(), codec->stored_bytes());
+    for (int64_t n = 0; n < entries.count; ++n) {
+      EXPECT_EQ(entries.through(*again, n), entries.through(*codec, n)) << name << " " << n;
+    }
+    // Control: channels matter where there are any.
+    const auto other = make_codec(name, Element::kFloat32, 3, 40,
+                                  make_codec(name, others.source(), others.count)->channels());
+    EXPECT_EQ(entries.through(*other, 0) == entries.through(*codec, 0),
+              name == std::string("int8"));
+    std::vector<float> wrong(codec->channels().size() + 1);
+    EXPECT_THROW(make_codec(name, Element::kFloat32, 3, 40, wrong), Error);
+  }
+  EXPECT_THROW(make_codec("zip", Element::kFloat32, 3, 40, {}), Error);
 }
 
 TEST(Codec, RefusesWhatItCannotHold) {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm_kv import ops, reference
-from swarm_kv.store_ops import gather_entries
+from swarm_kv.store_ops import decode_entries, encode_entries, gather_entries
 
 Results = tuple[Tensor, ...]
 
@@ -243,6 +243,25 @@ def gathered(source: Source) -> Case:
     return Case(gather_entries, arguments, equal)
 
 
+def decoded(source: Source) -> Case:
+    codec, dtype = source.one_of("int8", "kivi4"), source.floating()
+    kv_heads, dim = source.one_of(1, 2, 3, 8), source.one_of(1, 5, 33, 64, 80, 128, 256)
+    count = source.plain.randint(1, 60)
+    codes, channels = encode_entries(*source.normal(2, kv_heads, count, dim), codec)
+    before = source.one_of(0, 0, 1, 7)  # bytes
+    arguments = {
+        "codes": torch.cat([codes.new_zeros(before), codes.flatten()]),
+        "slots": before + source.integers(count, source.count(60)) * codes.shape[1],
+        "codec": codec,
+        "kv_heads": kv_heads,
+        "head_dim": dim,
+        "dtype": dtype,
+        "channels": channels,
+    }
+    bound = 1e-5 if dtype == torch.float32 else 2e-2
+    return Case(decode_entries, arguments, close(bound))
+
+
 def activation_signatures(source: Source) -> Case:
     heads, kv_heads = source.heads()
     entries = source.plain.randint(1, 700)
@@ -263,6 +282,7 @@ def activation_signatures(source: Source) -> Case:
 
 CASES: dict[str, Callable[[Source], Case]] = {
     "activation_signatures": activation_signatures,
+    "decode_entries": decoded,
     "gather_entries": gathered,
     "merge_attention": merge_attention,
     "score_clusters": score_clusters,

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu import layout
 from swarm_kv import _library, ops
 from swarm_kv.errors import ArgumentError
-from swarm_kv.store_ops import gather_entries
+from swarm_kv.store_ops import decode_entries, encode_entries, gather_entries
 
 from .cases import CASES, Source
 
@@ -173,6 +173,26 @@ def test_gather_takes_pinned_memory_only(gpu: str) -> None:
         gather_entries(pool, slots.to(gpu), 4096)
     outside = gather_entries(pool.to(gpu), torch.tensor([19990], device=gpu), 4096)
     assert outside.isnan().all()
+
+
+def test_decoding_takes_pinned_memory_and_short_codes_only(gpu: str) -> None:
+    codes, channels = encode_entries(*torch.randn(2, 4, 30, 128), "kivi4")
+    memory, slots = codes.flatten(), torch.arange(30) * codes.shape[1]
+    form = "kivi4", 4, 128, torch.bfloat16
+    expected = decode_entries(memory, slots, *form, channels)
+    there = slots.to(gpu), *form, channels.to(gpu)
+    rows = decode_entries(memory.pin_memory(), *there)
+    assert rows.device.type == gpu
+    torch.testing.assert_close(rows.cpu(), expected, rtol=2e-2, atol=2e-2)
+    with pytest.raises(ArgumentError, match=r"`codes` must be .* in pinned memory"):
+        decode_entries(memory, *there)
+    with pytest.raises(ArgumentError, match="channels must be on the CUDA device of slots"):
+        decode_entries(memory.to(gpu), *there[:-1], channels)
+    with pytest.raises(ArgumentError, match="must have at most 98304 bytes, got 132096"):
+        decode_entries(memory.to(gpu), there[0], "int8", 256, 256, torch.float16)
+    outside = decode_entries(memory.to(gpu), there[0] + 1, *there[1:])
+    assert outside[-1].isnan().all()
+    assert not outside[:-1].isnan().all(1).any()
 
 
 def test_scores_and_selections_refuse(gpu: str) -> None:

@@ -242,6 +242,7 @@ def test_cuda_status_gives_a_reason():
     "name",
     [
         "activation_signatures",
+        "decode_entries",
         "device_open",
         "gather_entries",
         "merge_attention",

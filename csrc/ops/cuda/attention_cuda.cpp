@@ -35,7 +35,7 @@ std::tuple<Tensor, Tensor> sparse_attention(const Tensor& q, const Tensor& pool,
   call.q = q_c.const_data_ptr();
   call.pool = pool.const_data_ptr();
   call.pool_size = pool.numel();
-  call.element = element_of(q);
+  call.element = element_of(q.scalar_type());
   call.slots = data<int64_t>(slots_c);
   call.total = slots.numel();
   call.row_offsets = data<int64_t>(offsets_c);

@@ -8,7 +8,6 @@
 #include <initializer_list>
 #include <stdexcept>
 
-#include "core/entry_source.h"
 #include "ops/tensors.h"
 
 namespace swarm_kv::ops {
@@ -73,12 +72,6 @@ class GpuCall {
 inline Tensor as_device_floats(const Tensor& tensor) {
   return tensor.scalar_type() == ScalarType::Double ? torch::stable::to(tensor, ScalarType::Float)
                                                     : tensor;
-}
-
-inline Element element_of(const Tensor& tensor) {
-  return tensor.scalar_type() == ScalarType::Half       ? Element::kFloat16
-         : tensor.scalar_type() == ScalarType::BFloat16 ? Element::kBFloat16
-                                                        : Element::kFloat32;
 }
 
 }  // namespace swarm_kv::ops

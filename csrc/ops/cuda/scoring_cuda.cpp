@@ -13,7 +13,8 @@ ScoreQueries turned_queries(const GpuCall& call, const char* op, const Tensor& q
   if (!turn) return queries;
   const Tensor turn_c = as_contiguous(as_device_floats(*turn));
   turned = call.empty({q.numel()}, ScalarType::Float);
-  call.check(cuda::turn_queries(queries, {turn_c.const_data_ptr(), element_of(turn_c)},
+  call.check(cuda::turn_queries(queries,
+                                {turn_c.const_data_ptr(), element_of(turn_c.scalar_type())},
                                 mutable_data<float>(turned), call.stream()));
   queries.data = data<float>(turned);
   return queries;
@@ -82,8 +83,8 @@ Tensor score_clusters(const Tensor& q, const Tensor& keys, double scale) {
   const Tensor out = call.empty({items}, ScalarType::Float);
   if (items == 0) return out;
   const Tensor scratch = call.bytes(cuda::score_keys_scratch(queries, items));
-  call.check(cuda::score_keys(queries, {keys_c.const_data_ptr(), element_of(keys_c)}, items,
-                              static_cast<float>(scale), mutable_data<float>(out),
+  call.check(cuda::score_keys(queries, {keys_c.const_data_ptr(), element_of(keys_c.scalar_type())},
+                              items, static_cast<float>(scale), mutable_data<float>(out),
                               scratch.mutable_data_ptr(), call.stream()));
   return out;
 }

@@ -38,7 +38,7 @@ Tensor activation_signatures(const Tensor& q, const Tensor& k, const Tensor& q_p
                                        q.size(2),
                                        data<int64_t>(positions),
                                        lse_c ? data<float>(*lse_c) : nullptr};
-  const cuda::SignatureKeys rows{{keys.const_data_ptr(), element_of(keys)},
+  const cuda::SignatureKeys rows{{keys.const_data_ptr(), element_of(keys.scalar_type())},
                                  k.size(0),
                                  k.size(1),
                                  keys.stride(0),
