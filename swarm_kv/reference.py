@@ -391,6 +391,7 @@ def gather_entries(pool: Tensor, slots: Tensor, entry_elements: int) -> Tensor:
     return pool[slots[:, None] + torch.arange(entry_elements)]
 
 
+HALF_LIMIT = torch.finfo(torch.float16).max
 GROUP = 32
 """Numbers that share a scale with `kivi4`."""
 
@@ -455,6 +456,8 @@ def decode_entries(
         mean, deviation = channels.double().view(2, half)
         keys, values = (low + step * levels).flatten(2)[..., :half].unbind(1)
         numbers = torch.stack([keys * deviation + mean, values], 1)
+    if dtype == torch.float16:  # scales are rounded, maybe up
+        numbers = numbers.clamp(-HALF_LIMIT, HALF_LIMIT)
     return numbers.flatten(1).to(dtype)
 
 

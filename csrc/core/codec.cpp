@@ -81,6 +81,18 @@ SWARM_KV_CLONES void scale_bytes(const std::byte* in, float scale, int64_t count
   }
 }
 
+// Numbers as an entry holds them. Scales are rounded, so that what was stored at the end of
+// float16's range may come back from beyond it.
+void put_numbers(Element element, float* values, int64_t count, std::byte* entry) {
+  if (element == Element::kFloat16) {
+    for (int64_t i = 0; i < count; ++i) {  // NaN stays what it is
+      values[i] = values[i] > kLargestHalf ? kLargestHalf : values[i];
+      values[i] = values[i] < -kLargestHalf ? -kLargestHalf : values[i];
+    }
+  }
+  from_float(element, values, entry, count);
+}
+
 class Int8 final : public Codec {
  public:
   explicit Int8(const Shape& shape) : shape_(shape), numbers_(2 * shape.half()) {}
@@ -109,7 +121,7 @@ class Int8 final : public Codec {
       code = get_half(code, step);
       scale_bytes(code, step, shape_.head_dim, values.data());
       code += shape_.head_dim;
-      from_float(shape_.element, values.data(), entry, shape_.head_dim);
+      put_numbers(shape_.element, values.data(), shape_.head_dim, entry);
       entry += shape_.head_dim * size_of(shape_.element);
     }
   }
@@ -230,7 +242,7 @@ class Kivi4 final : public Codec {
         code += kGroup / 2;
       }
       if (part == 0) denormalise(values.data(), channels_.data(), channels_.data() + half, half);
-      from_float(shape_.element, values.data(), entry, half);
+      put_numbers(shape_.element, values.data(), half, entry);
       entry += half * size_of(shape_.element);
     }
   }

@@ -105,6 +105,20 @@ def test_rounding_is_what_is_lost(codec: str, least: float, most: float) -> None
     assert (keys - k).norm() / spread.norm() < (most if codec == "kivi4" else 10 * most)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_end_of_the_range_stays_in_it(codec: str) -> None:
+    """int8's step for 65504 is rounded up, and so are what kivi4 adds up."""
+    limit = torch.finfo(torch.float16).max
+    k, v = entries(40, 1, 64, torch.float16)
+    v[:, :, ::2], v[:, :, 1::2] = limit, -limit
+    codes, channels = encode_entries(k, v, codec)
+    slots = torch.arange(40) * codes.shape[1]
+    wide = decode_entries(codes.flatten(), slots, codec, 1, 64, torch.float32, channels)
+    got = decode_entries(codes.flatten(), slots, codec, 1, 64, torch.float16, channels)
+    assert wide.abs().max() > limit  # control: without a limit it would be infinite
+    assert torch.equal(got[:, 64:].abs(), torch.full((40, 64), limit, dtype=torch.float16))
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     codec=st.sampled_from(CODECS),

@@ -132,6 +132,19 @@ __device__ void decode_kivi4(const Coding& coding, const unsigned char* code, in
   }
 }
 
+// Scales are rounded, so that what was stored at the end of float16's range may come back from
+// beyond it.
+template <typename T, int kWidth>
+__device__ void keep_in_range(float (&values)[kWidth]) {
+  if constexpr (std::is_same_v<T, Half>) {
+    constexpr float kLargest = 65504.0f;
+    for (float& value : values) {  // NaN stays what it is
+      value = value > kLargest ? kLargest : value;
+      value = value < -kLargest ? -kLargest : value;
+    }
+  }
+}
+
 template <typename T, int kWidth>
 __device__ void decode_all(const Coding& coding, const unsigned char* code, T* target) {
   for (int64_t i = static_cast<int64_t>(threadIdx.x) * kWidth; i < 2 * coding.heads * coding.dim;
@@ -142,6 +155,7 @@ __device__ void decode_all(const Coding& coding, const unsigned char* code, T* t
     } else {
       decode_kivi4<kWidth>(coding, code, i, values);
     }
+    keep_in_range<T>(values);
     if constexpr (kWidth == 1) {
       target[i] = from_float<T>(values[0]);
     } else if constexpr (kWidth == 4) {
