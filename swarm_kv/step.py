@@ -35,7 +35,7 @@ class Part:
     Attributes:
         row: the sequence.
         query: [heads, n, head_dim], rotated, not scaled; n >= 1. On the host, as `key`.
-        asking: the same where attention runs.
+        asking: the same where attention runs; the same tensor where that is the host.
         key, value: [kv_heads, n, head_dim]: the queries' own tokens.
         visible: bool [entries, new ones included], what the mask shows; None for all.
     """
@@ -47,13 +47,18 @@ class Part:
     value: torch.Tensor
     visible: torch.Tensor | None
 
+    @property
+    def on_device(self) -> bool:
+        """Whether attention runs on the store's device."""
+        return self.asking is not self.query
+
     def stored(self) -> Part:
         """The same in the dtype of what is stored."""
         dtype = self.row.geometry.dtype
         if self.key.dtype == dtype:
             return self
         query = self.query.to(dtype)
-        asking = query if self.asking is self.query else self.asking.to(dtype)
+        asking = self.asking.to(dtype) if self.on_device else query
         key, value = self.key.to(dtype), self.value.to(dtype)
         return Part(self.row, query, asking, key, value, self.visible)
 
@@ -228,7 +233,7 @@ class Step:
 
     def _read_and_attend(self, wanted: list[Wanted], ahead: Ahead | None) -> Attended:
         reads = any(one.segments for one in wanted)
-        if not reads and not self.store.attends_on(self.queries):
+        if not reads and not self.parts[0].on_device:
             return self._attend_resident()
         asking = Asking(
             self.queries,
