@@ -16,6 +16,7 @@ from .errors import ArgumentError, CapacityError, StateError
 from .layer import CacheState, SwarmLayer, another_batch
 from .meter import Stats
 from .store import Store
+from .untraced import untraced
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -183,7 +184,7 @@ class SwarmCache(Cache):
         self._first, self._last = min(taken), max(taken)
         super().__init__(layers=layers)
 
-    @torch.compiler.disable
+    @untraced
     def update(
         self,
         key_states: torch.Tensor,
@@ -217,7 +218,7 @@ class SwarmCache(Cache):
         )
         return result
 
-    @torch.compiler.disable
+    @untraced
     def check_call(self, model: Any, batch: int | None) -> None:
         """Refuse a call of a model that this cache does not fit, before a layer has seen it.
 
