@@ -37,18 +37,8 @@ DRIVE_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameters:
-    model: str = "smollm2"
-    text: str = "topics"
-    context: int = 7424
-    layers: tuple[int, ...] = (10, 26)
-    entry_bytes: int = 4096
-    steps: int = 8
+class Parameters(workload.Decoded):
     tau: float = 0.6
-    slowdown: float = 200.0
-    """The drives deliver 1/`slowdown` of their rates."""
-    cache: float = 0.0
-    """Share of the entries that the cluster cache may hold."""
 
 
 QUICK = {"context": 1024, "layers": (10,), "steps": 2}
@@ -56,14 +46,7 @@ QUICK = {"context": 1024, "layers": (10,), "steps": 2}
 
 def run(parameters: Parameters, report: Report) -> None:
     """Latency and recall of each clusterer, by each selector."""
-    layers = workload.recorded(
-        parameters.model,
-        parameters.text,
-        context=parameters.context,
-        steps=parameters.steps + 1,
-        layers=parameters.layers,
-        entry_bytes=parameters.entry_bytes,
-    )
+    layers = parameters.traces()
     models = [PM9A3.slower(parameters.slowdown)] * DRIVES
     bar = tqdm(total=len(SELECTORS) * len(CLUSTERERS), desc="fig12", disable=None)
     with checked_drives(models, DRIVE_BYTES, report) as drives:

@@ -41,18 +41,8 @@ DRIVE_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameters:
-    model: str = "smollm2"
-    text: str = "topics"
-    context: int = 7424
-    layers: tuple[int, ...] = (10, 26)
-    entry_bytes: int = 4096
-    steps: int = 8
-    slowdown: float = 200.0
-    """The drives deliver 1/`slowdown` of their rates."""
+class Parameters(workload.Decoded):
     sets: tuple[str, ...] = ("4 drives", "8 drives", "4 + 4 mixed")
-    cache: float = 0.0
-    """Share of the entries that the cluster cache may hold."""
 
 
 QUICK = {"context": 1024, "layers": (10,), "steps": 2, "sets": ("4 + 4 mixed",)}
@@ -60,14 +50,7 @@ QUICK = {"context": 1024, "layers": (10,), "steps": 2, "sets": ("4 + 4 mixed",)}
 
 def run(parameters: Parameters, report: Report) -> None:
     """Latency and bandwidth of every placement on every set of drives."""
-    layers = workload.recorded(
-        parameters.model,
-        parameters.text,
-        context=parameters.context,
-        steps=parameters.steps + 1,
-        layers=parameters.layers,
-        entry_bytes=parameters.entry_bytes,
-    )
+    layers = parameters.traces()
     ready = {
         way: [decoding.prefilled(layer, **settings) for layer in layers]
         for way, settings in {**WAYS, BASELINE: METHODS["No Cluster"]}.items()

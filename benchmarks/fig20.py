@@ -25,19 +25,10 @@ DRIVE_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameters:
-    model: str = "smollm2"
-    text: str = "topics"
-    context: int = 7424
+class Parameters(workload.Decoded):
     layers: tuple[int, ...] = (10,)
-    entry_bytes: int = 4096
     sparsities: tuple[float, ...] = (0.01, 0.03, 0.10, 0.20, 0.30)
     """Share of the context that a step reads; contexts are profiled with it, too."""
-    steps: int = 8
-    slowdown: float = 200.0
-    """The drives deliver 1/`slowdown` of their rates."""
-    cache: float = 0.0
-    """Share of the entries that the cluster cache may hold."""
 
 
 QUICK = {"context": 1024, "sparsities": (0.10, 0.30), "steps": 2}
@@ -45,14 +36,7 @@ QUICK = {"context": 1024, "sparsities": (0.10, 0.30), "steps": 2}
 
 def run(parameters: Parameters, report: Report) -> None:
     """Throughput and recall of every method at every sparsity."""
-    layers = workload.recorded(
-        parameters.model,
-        parameters.text,
-        context=parameters.context,
-        steps=parameters.steps + 1,
-        layers=parameters.layers,
-        entry_bytes=parameters.entry_bytes,
-    )
+    layers = parameters.traces()
     models = [PM9A3.slower(parameters.slowdown)] * DRIVES
     gains = {}
     with checked_drives(models, DRIVE_BYTES, report) as drives:

@@ -10,7 +10,7 @@ import dataclasses
 import os
 from typing import Any
 
-from benchmarks import plots
+from benchmarks import plots, tables
 from benchmarks.harness import Report
 
 REMARK = (
@@ -299,15 +299,11 @@ COLUMNS = {
 
 def table(result: dict[str, Any]) -> str:
     """The kernels as one table, for the page."""
-    found: dict[str, dict[str, float]] = {}
-    for measured in result["measurements"]:
-        kernel, _, name = measured["name"].rpartition(": ")
-        found.setdefault(kernel, {})[name] = measured["median"]
     rows = [
         "| one layer | " + " | ".join(COLUMNS.values()) + " | bound by |",
         "|---|" + "---:|" * len(COLUMNS) + "---|",
     ]
-    for kernel, values in found.items():
+    for kernel, values in tables.medians(result).items():
         if "expected" not in values:
             continue
         cells = [f"{values[name]:.3g}" for name in COLUMNS]

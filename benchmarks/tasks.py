@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
-from benchmarks import contexts, plots
+from benchmarks import contexts, plots, tables
 from benchmarks.harness import Report, Unavailable
 from benchmarks.peers import answers as peers
 from benchmarks.peers.registry import PEERS
@@ -218,16 +218,7 @@ COLUMNS = {
 
 def table(result: dict[str, Any]) -> str:
     """The methods as one table, for the page."""
-    found: dict[str, dict[str, float]] = {}
-    for measured in result["measurements"]:
-        method, _, name = measured["name"].partition(": ")
-        if name in COLUMNS:
-            found.setdefault(method, {})[name] = measured["median"]
-    rows = ["| | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for method, values in found.items():
-        cells = [f"{values[name]:.4g}" if name in values else "" for name in COLUMNS]
-        rows.append(f"| {method} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    return tables.of_subjects(result, COLUMNS, digits=4)
 
 
 def plot(result: dict[str, Any], path: str | os.PathLike[str]) -> None:

@@ -158,6 +158,33 @@ def _path(model: str, parts: Parts) -> pathlib.Path:
     return models.cache_dir().parent / "traces" / f"{model}-{title}-{digest}.safetensors"
 
 
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """Parameters of a benchmark whose steps read recorded layers from slow drives."""
+
+    model: str = "smollm2"
+    text: str = "topics"
+    context: int = 7424
+    layers: tuple[int, ...] = (10, 26)
+    entry_bytes: int = 4096
+    steps: int = 8
+    slowdown: float = 200.0
+    """The drives deliver 1/`slowdown` of their rates."""
+    cache: float = 0.0
+    """Share of the entries that the cluster cache may hold."""
+
+    def traces(self) -> list[LayerTrace]:
+        """The layers, with a step before those that count, see `decoding.costs`."""
+        return recorded(
+            self.model,
+            self.text,
+            context=self.context,
+            steps=self.steps + 1,
+            layers=self.layers,
+            entry_bytes=self.entry_bytes,
+        )
+
+
 def widened(layer: LayerTrace, entry_bytes: int) -> LayerTrace:
     """The same layer with its heads repeated until an entry has about `entry_bytes` bytes.
 

@@ -6,13 +6,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from . import compat
 from .cache import ATTENTION_NAME
 from .dense import windowed_attention
 from .errors import ArgumentError
+from .once_imported import once_imported
+from .untraced import untraced
 
 NO_WEIGHTS = "swarm_kv never builds the attention matrix: `output_attentions` is not supported"
 UNKNOWN_TERMS = ("position_bias", "sinks", "indices", "block_indices")
@@ -155,12 +155,14 @@ def swarm_mask(
     return None if bool(visible.all()) else visible
 
 
-@torch.compiler.disable
+@untraced
 def _is_causal(mask_function: Any, window: int | None) -> bool:
     """Whether a mask is the causal one (in a sliding window), with nothing laid over it."""
+    from transformers import masking_utils
+
     if window is None:
-        return mask_function is causal_mask_function
-    return _same(mask_function, sliding_window_causal_mask_function(window))
+        return mask_function is masking_utils.causal_mask_function
+    return _same(mask_function, masking_utils.sliding_window_causal_mask_function(window))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -174,6 +176,15 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def register() -> None:
-    """Make the name known to transformers. Models that do not ask for it are not affected."""
-    AttentionInterface.register(ATTENTION_NAME, swarm_attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, swarm_mask)
+    """Make the name known to transformers. Models that do not ask for it are not affected.
+
+    What is not imported yet, and what only models need, learns it when it is.
+    """
+    once_imported(
+        "transformers.modeling_utils",
+        lambda module: module.AttentionInterface.register(ATTENTION_NAME, swarm_attention),
+    )
+    once_imported(
+        "transformers.masking_utils",
+        lambda module: module.AttentionMaskInterface.register(ATTENTION_NAME, swarm_mask),
+    )

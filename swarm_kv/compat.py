@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from .errors import ArgumentError
+from .untraced import untraced
 
 OLDEST = "5.5"
 """The oldest transformers that is supported."""
@@ -124,7 +125,7 @@ def take_over(key_states: torch.Tensor, kwargs: dict[str, Any]) -> Any | None:
     return layer
 
 
-@torch.compiler.disable  # compilers do not see what is written onto a tensor
+@untraced  # compilers do not see what is written onto a tensor
 def _taken_off(key_states: torch.Tensor) -> Any | None:
     return key_states.__dict__.pop("_swarm_kv_layer", None)
 

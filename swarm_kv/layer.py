@@ -18,6 +18,7 @@ from .selectors import Selector
 from .sequence import Geometry, Sequence
 from .step import Ahead, Cost, Part, Step
 from .store import Store
+from .untraced import untraced
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -235,7 +236,7 @@ class SwarmLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         rest_of_prefill = count > 1 and self._after_long_chunk
         return past > 0 and count <= DECODE_QUERIES and not rest_of_prefill
 
-    @torch.compiler.disable  # reads and writes, sizes that change: nothing that a graph could hold
+    @untraced  # reads and writes, sizes that change: nothing that a graph could hold
     def attend(
         self,
         query: torch.Tensor,

@@ -24,6 +24,7 @@ from .errors import ArgumentError, StateError
 from .meter import Stats
 from .prefetch import Prefetcher
 from .store import Store
+from .untraced import untraced
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -213,7 +214,7 @@ def _use_cache_in_forward(model: Any, swarm: Swarm) -> None:
     name, position = compat.cache_arg(model), compat.cache_position(model)
     default = model.config.get_text_config(decoder=True).use_cache
 
-    @torch.compiler.disable
+    @untraced
     def inject(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         wanted = kwargs.get("use_cache")
         given = compat.given_cache(position, args, kwargs)

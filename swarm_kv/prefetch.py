@@ -31,6 +31,7 @@ from .errors import CapacityError, StorageError
 from .layer import SwarmLayer
 from .predictors import Hint, Offloaded, Predictor, Projection
 from .step import Ahead, Cost
+from .untraced import untraced
 
 logger = logging.getLogger(__name__)
 
@@ -184,15 +185,15 @@ def hooked(
     norm = None if early or number == 0 else _norm_after_attention(before)
     under_way = threading.local()
 
-    @torch.compiler.disable
+    @untraced
     def at_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call(args[0] if args else kwargs["hidden_states"], kwargs)
 
-    @torch.compiler.disable
+    @untraced
     def enter(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         under_way.kwargs = kwargs
 
-    @torch.compiler.disable
+    @untraced
     def after_attention(module: Any, args: tuple[Any, ...]) -> None:
         kwargs = under_way.__dict__.pop("kwargs", None)
         if kwargs is not None and args:

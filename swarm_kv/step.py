@@ -35,7 +35,7 @@ class Part(NamedTuple):
     Attributes:
         row: the sequence.
         query: [heads, n, head_dim], rotated, not scaled; n >= 1. On the host, as `key`.
-        asking: the same where attention runs.
+        asking: the same where attention runs; the same tensor where that is the host.
         key, value: [kv_heads, n, head_dim]: the queries' own tokens.
         visible: bool [entries, new ones included], what the mask shows; None for all.
     """
@@ -46,6 +46,11 @@ class Part(NamedTuple):
     key: torch.Tensor
     value: torch.Tensor
     visible: torch.Tensor | None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether attention runs on the store's device."""
+        return self.asking is not self.query
 
 
 class Ahead:
@@ -217,7 +222,7 @@ class Step:
 
     def _read_and_attend(self, wanted: list[Wanted], ahead: Ahead | None) -> Attended:
         reads = any(one.segments for one in wanted)
-        if not reads and not self.store.attends_on(self.queries):
+        if not reads and not self.parts[0].on_device:
             return self._attend_resident()
         asking = Asking(
             self.queries,

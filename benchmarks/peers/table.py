@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks import tables
 from benchmarks.drives import PM9A3, checked_drives
 from benchmarks.drives.filesystem import file_systems
 from benchmarks.harness import Report, Unavailable
@@ -162,25 +163,16 @@ PARTS = {"models": run_models, "stores": run_stores}
 
 
 COLUMNS = {
-    "tokens per second": ("tokens/s", 1.0),
-    "read per token": ("read, MiB/token", 2**-20),
-    "memory for KV": ("memory for KV, MiB", 2**-20),
-    "max |logit - full|": ("largest difference of a logit", 1.0),
-    "mean KL(full || this)": ("KL, nats", 1.0),
-    "same first token": ("same first token", 1.0),
+    "tokens per second": "tokens/s",
+    "read per token": "read, MiB/token",
+    "memory for KV": "memory for KV, MiB",
+    "max |logit - full|": "largest difference of a logit",
+    "mean KL(full || this)": "KL, nats",
+    "same first token": "same first token",
 }
+FACTORS = {"read per token": 2**-20, "memory for KV": 2**-20}
 
 
 def table(result: dict[str, Any]) -> str:
     """The peers as one table, for the page."""
-    found: dict[str, dict[str, float]] = {}
-    for measured in result["measurements"]:
-        peer, _, name = measured["name"].partition(": ")
-        if name in COLUMNS:
-            found.setdefault(peer, {})[name] = measured["median"] * COLUMNS[name][1]
-    rows = ["| | " + " | ".join(title for title, _ in COLUMNS.values()) + " |"]
-    rows.append("|---|" + "---:|" * len(COLUMNS))
-    for peer, values in found.items():
-        cells = [f"{values[name]:.3g}" if name in values else "" for name in COLUMNS]
-        rows.append(f"| {peer} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    return tables.of_subjects(result, COLUMNS, digits=3, factors=FACTORS)

@@ -153,35 +153,52 @@ void ClusterCache::fill(Segment& segment, std::span<const int32_t> activations, 
 void ClusterCache::admit(Segment& segment, std::span<const int32_t> entries,
                          std::span<const int64_t> slots) {
   Residency& residency = of(segment);
-  offers_.clear();
+  candidates_.clear();
   for (size_t i = 0; i < entries.size(); ++i) {
     if (residency.slot[entries[i]] >= 0) continue;
-    offers_.push_back({residency.policy->worth(entries[i]), entries[i], slots[i]});
+    candidates_.push_back({residency.policy->worth(entries[i]), entries[i], slots[i]});
   }
-  std::sort(offers_.begin(), offers_.end(), [](const Offer& a, const Offer& b) {
+  std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
     return a.worth != b.worth ? a.worth > b.worth : a.entry < b.entry;
   });
 
-  const auto admit_offer = [&](const Offer& offer) {
-    memory_.copy(put(segment, offer.entry), offer.slot);
+  const auto take = [&](const Candidate& candidate) {
+    memory_.copy(put(segment, candidate.entry), candidate.slot);
   };
   size_t next = 0;
   const int64_t below_share = share_of(segment) - residency.cached;
-  const int64_t room = std::min(below_share, static_cast<int64_t>(offers_.size()));
+  const int64_t room = std::min(below_share, static_cast<int64_t>(candidates_.size()));
   make_room(segment, room);
-  while (static_cast<int64_t>(next) < room && !free_.empty()) admit_offer(offers_[next++]);
+  while (static_cast<int64_t>(next) < room && !free_.empty()) take(candidates_[next++]);
 
-  for (; next < offers_.size(); ++next) {
+  for (; next < candidates_.size(); ++next) {
     const int32_t least = pop_least(segment);
     if (least < 0) break;
-    if (offers_[next].worth <= residency.policy->worth(least)) {
+    if (candidates_[next].worth <= residency.policy->worth(least)) {
       skipped_.push_back(least);
       break;
     }
     evict_popped(segment, least);
-    admit_offer(offers_[next]);
+    take(candidates_[next]);
   }
   restore_skipped(segment);
+}
+
+void ClusterCache::admit(std::vector<Offer>& offers,
+                         const std::function<Segment&(int64_t)>& segment_of) {
+  const auto key = [](const Offer& offer) { return std::pair(offer.segment, offer.entry); };
+  std::ranges::sort(offers, {}, key);
+  const auto end = std::ranges::unique(offers, {}, key).begin();  // rows may share entries
+  for (auto next = offers.begin(); next != end;) {
+    const int64_t number = next->segment;
+    entries_.clear();
+    slots_.clear();
+    for (; next != end && next->segment == number; ++next) {
+      entries_.push_back(next->entry);
+      slots_.push_back(next->slot);
+    }
+    admit(segment_of(number), entries_, slots_);
+  }
 }
 
 void ClusterCache::yield(uint64_t bytes) {

@@ -63,6 +63,15 @@ class ClusterCache {
   // copied in.
   void admit(Segment& segment, std::span<const int32_t> entries, std::span<const int64_t> slots);
 
+  struct Offer {
+    int64_t segment;  // a number that its caller knows it by
+    int32_t entry;
+    int64_t slot;
+  };
+  // The same for several segments, in the order of their numbers. Sorts `offers`, of which several
+  // may be of one entry.
+  void admit(std::vector<Offer>& offers, const std::function<Segment&(int64_t)>& segment_of);
+
   // Gives up `bytes` of the budget, or less when pinned entries are in the way, and with them
   // entries of least worth.
   void yield(uint64_t bytes);
@@ -105,7 +114,7 @@ class ClusterCache {
   void make_room(const Segment& segment, int64_t wanted);
   bool take_from_richest(const Segment& poor, int64_t wanted);
 
-  struct Offer {
+  struct Candidate {
     double worth;
     int32_t entry;
     int64_t slot;
@@ -119,7 +128,9 @@ class ClusterCache {
   std::vector<Owner> owners_;  // per slot index
   std::vector<int32_t> free_;  // slot indices without an owner
   std::vector<Segment*> segments_;
-  std::vector<Offer> offers_;     // scratch of admit()
+  std::vector<int32_t> entries_;  // scratch of admit(), with the next two
+  std::vector<int64_t> slots_;
+  std::vector<Candidate> candidates_;
   std::vector<int32_t> skipped_;  // of pop_least()
   int64_t total_entries_ = 0;
   int64_t size_ = 0;

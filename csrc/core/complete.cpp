@@ -12,17 +12,8 @@
 namespace swarm_kv {
 namespace {
 
-// Entries that one segment gets to cache.
-struct Offer {
-  int32_t segment;
-  int32_t entry;
-  int64_t slot;
-};
-
 // Kept by each thread, so that a part as large as the last one allocates nothing.
-thread_local std::vector<Offer> t_offers;
-thread_local std::vector<int32_t> t_entries;
-thread_local std::vector<int64_t> t_slots;
+thread_local std::vector<ClusterCache::Offer> t_offers;
 
 Error released_meanwhile(int64_t ticket) {
   return Error(ErrorKind::kState,
@@ -223,18 +214,7 @@ void Store::account(Fetch& fetch, Fetch& due, std::span<const uint32_t> taken) {
       if (due.slots[p] >= 0) t_offers.push_back({wanted.segment, wanted.entry, due.slots[p]});
     }
   }
-  std::ranges::sort(t_offers, {},
-                    [](const Offer& offer) { return std::pair(offer.segment, offer.entry); });
-  for (auto next = t_offers.begin(); next != t_offers.end();) {
-    const int32_t segment = next->segment;
-    t_entries.clear();
-    t_slots.clear();
-    for (; next != t_offers.end() && next->segment == segment; ++next) {
-      t_entries.push_back(next->entry);
-      t_slots.push_back(next->slot);
-    }
-    cache_.admit(*due.segments[segment], t_entries, t_slots);
-  }
+  cache_.admit(t_offers, [&due](int64_t index) -> Segment& { return *due.segments[index]; });
 }
 
 }  // namespace swarm_kv

@@ -1,7 +1,4 @@
 // What a store keeps on a device.
-#include <algorithm>
-#include <tuple>
-
 #include "core/store.h"
 #include "io/error.h"
 
@@ -65,14 +62,7 @@ void Store::offer_to_device(std::span<const Row> rows, const Delivery& delivery,
                             std::span<const int64_t> at) {
   const std::lock_guard lock(mutex_);
   if (device_->budget().limit() == 0) return;
-  struct Offer {
-    Segment* segment;
-    int32_t entry;
-    int64_t slot;
-
-    auto key() const { return std::tuple(segment->id, entry); }
-  };
-  std::vector<Offer> offers;
+  std::vector<ClusterCache::Offer> offers;
   std::vector<Segment*> segments;
   for (size_t r = 0; r < rows.size(); ++r) {
     segments.clear();
@@ -82,24 +72,10 @@ void Store::offer_to_device(std::span<const Row> rows, const Delivery& delivery,
       int64_t entry = delivery.ids[i];
       auto segment = segments.begin();
       for (; entry >= (*segment)->entries; ++segment) entry -= (*segment)->entries;
-      offers.push_back({*segment, static_cast<int32_t>(entry), at[i]});
+      offers.push_back({(*segment)->id, static_cast<int32_t>(entry), at[i]});
     }
   }
-  std::ranges::sort(offers, {}, &Offer::key);
-  const auto again = std::ranges::unique(offers, {}, &Offer::key);  // of rows that share it
-  offers.erase(again.begin(), again.end());
-  std::vector<int32_t> entries;
-  std::vector<int64_t> slots;
-  for (auto next = offers.begin(); next != offers.end();) {
-    Segment* const segment = next->segment;
-    entries.clear();
-    slots.clear();
-    for (; next != offers.end() && next->segment == segment; ++next) {
-      entries.push_back(next->entry);
-      slots.push_back(next->slot);
-    }
-    device_->cache().admit(*segment, entries, slots);
-  }
+  device_->cache().admit(offers, [this](int64_t id) -> Segment& { return *held(id).segment; });
 }
 
 }  // namespace swarm_kv

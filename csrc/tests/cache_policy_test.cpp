@@ -519,6 +519,27 @@ TEST(ClusterCache, PinnedEntriesNeitherMoveNorLeave) {
   }
 }
 
+TEST(ClusterCache, SegmentsAreOfferedInTheOrderOfTheirNumbers) {
+  for (const std::string policy : kPolicies) {
+    Cache cache(policy, 60);
+    Segment first = placed_segment(cache.drives);
+    cache.cache.prepare(first);
+    cache.cache.add(first);
+    for (int32_t e = 0; e < 4; ++e) Cache::write(e, cache.pool.at(e * kEntryBytes));
+    std::vector<ClusterCache::Offer> offers = {{9, 2, 16}, {4, 3, 24}, {9, 1, 8}, {4, 3, 24}};
+    cache.cache.admit(
+        offers, [&](int64_t number) -> Segment& { return number == 4 ? first : cache.segment; });
+    EXPECT_EQ(cache.cache.size(), 3) << policy;  // what was offered twice is held once
+    EXPECT_EQ(cache.held(), (std::set<int32_t>{1, 2})) << policy;
+    EXPECT_TRUE(cache.intact()) << policy;
+    const int64_t slots[] = {cache.cache.find(first, 3), cache.cache.find(cache.segment, 1),
+                             cache.cache.find(cache.segment, 2)};
+    EXPECT_GE(slots[0], 0) << policy;
+    EXPECT_TRUE(std::ranges::is_sorted(slots)) << policy;  // memory is given out from its begin
+    cache.cache.remove(first);
+  }
+}
+
 TEST(CachePolicy, UnknownNamesListTheKnownOnes) {
   try {
     make_cache_policy("best");

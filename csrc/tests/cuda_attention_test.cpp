@@ -77,19 +77,8 @@ struct Case {
     Result result = empty();
     const std::vector<float> wide(q.begin(), q.end());
     cpu::SparseAttention<T, float> call;
+    describe(call, result);
     call.q = wide.data();
-    call.pool = pool.data();
-    call.slots = slots.data();
-    call.row_offsets = row_offsets.data();
-    call.rows = rows;
-    call.query_heads = query_heads;
-    call.kv_heads = kv_heads;
-    call.dim = dim;
-    call.scale = scale;
-    call.sinks = sinks.empty() ? nullptr : sinks.data();
-    call.softcap = softcap;
-    call.out = result.out.data();
-    call.lse = result.lse.data();
     cpu::sparse_attention(call);
     return result;
   }
@@ -97,24 +86,13 @@ struct Case {
   Result emulated() const {
     Result result = empty();
     SparseAttention call{};
+    describe(call, result);
     call.q = q.data();
-    call.pool = pool.data();
     call.pool_size = static_cast<int64_t>(pool.size());
     call.element = std::is_same_v<T, fp16>   ? Element::kFloat16
                    : std::is_same_v<T, bf16> ? Element::kBFloat16
                                              : Element::kFloat32;
-    call.slots = slots.data();
     call.total = static_cast<int64_t>(slots.size());
-    call.row_offsets = row_offsets.data();
-    call.rows = rows;
-    call.query_heads = query_heads;
-    call.kv_heads = kv_heads;
-    call.dim = dim;
-    call.scale = scale;
-    call.sinks = sinks.empty() ? nullptr : sinks.data();
-    call.softcap = softcap;
-    call.out = result.out.data();
-    call.lse = result.lse.data();
     call.chunk = chunk;
     std::vector<float> scratch(scratch_size(call), NAN);
     call.scratch = scratch.data();
@@ -134,6 +112,22 @@ struct Case {
   Result empty() const {
     return {std::vector<float>(rows * query_heads * dim, NAN),
             std::vector<float>(rows * query_heads, NAN)};
+  }
+  // What calls of the CPU and of the kernels have in common.
+  template <typename Call>
+  void describe(Call& call, Result& result) const {
+    call.pool = pool.data();
+    call.slots = slots.data();
+    call.row_offsets = row_offsets.data();
+    call.rows = rows;
+    call.query_heads = query_heads;
+    call.kv_heads = kv_heads;
+    call.dim = dim;
+    call.scale = scale;
+    call.sinks = sinks.empty() ? nullptr : sinks.data();
+    call.softcap = softcap;
+    call.out = result.out.data();
+    call.lse = result.lse.data();
   }
 };
 

@@ -16,6 +16,7 @@ from torch import Tensor
 import swarm_kv
 from swarm_kv import compat, device
 from swarm_kv.codes import Codebook
+from swarm_kv.store import Store
 from tests.hf import table
 from tests.hf.helpers import PROMPT, left_padded, settings, teacher_forced
 
@@ -87,6 +88,30 @@ def test_entries_in_16_bits(
             found.append(teacher_forced(model, ids, mask))
             assert (swarm.stats().hbm["hits"] > 0) == ("cpu" in kinds)
     assert (found[0] - found[1]).abs().max() < 1e-3  # which way a number is rounded may differ
+
+
+@pytest.mark.usefixtures("on_a_device")
+@pytest.mark.parametrize("prompt", [6, PROMPT], ids=["reads nothing", "reads"])
+def test_a_step_asks_once_where_it_attends(
+    prompt: int, ids: Tensor, drives: list[str], tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    attends_on = Store.attends_on
+
+    def counted(store: Store, query: Tensor) -> bool:
+        asked.append(attends_on(store, query))
+        return asked[-1]
+
+    monkeypatch.setattr(Store, "attends_on", counted)
+    model, steps = tiny_model("qwen3", layers=2), 3
+    ids = ids[:, : prompt + steps]
+    expected = teacher_forced(model, ids, torch.ones_like(ids), prompt=prompt)
+    with swarm_kv.patch(model, settings(drives, hbm_bytes="4MiB")) as swarm:
+        got = teacher_forced(model, ids, torch.ones_like(ids), prompt=prompt)
+        assert (swarm.stats().written_bytes > 0) == (prompt == PROMPT)
+        assert swarm.stats().hbm["peak"] > 0  # it was there
+    assert asked == [True] * 2 * steps
+    assert (got - expected).abs().max() < 1e-9
 
 
 @pytest.fixture(scope="module")

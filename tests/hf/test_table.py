@@ -52,9 +52,7 @@ def test_a_lost_block_shows(pair: table.Pair, monkeypatch: pytest.MonkeyPatch) -
         def lost(entries: Tensor) -> Tensor:
             return entries[(entries < 8) | (entries >= 16)]
 
-        return fetch_attend(
-            self, [row._replace(entries=lost(row.entries)) for row in rows], *how
-        )
+        return fetch_attend(self, [row._replace(entries=lost(row.entries)) for row in rows], *how)
 
     expected = table.loop(pair.stock)
     monkeypatch.setattr(Store, "fetch_attend", lose_a_block)

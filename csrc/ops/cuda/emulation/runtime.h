@@ -34,8 +34,8 @@ const char* cudaGetErrorString(cudaError_t error);
 namespace swarm_kv::cuda::emulation {
 
 // The order in which streams run, until it is set anew. With even seeds nothing runs before it is
-// waited for; with half of the even and of the odd ones each stream has a rank, and the highest that
-// can goes on.
+// waited for; with half of the even and of the odd ones each stream has a rank, and the highest
+// that can goes on.
 void set_stream_seed(uint64_t seed);
 
 // Work of a kernel's kind.
