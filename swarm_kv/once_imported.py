@@ -44,7 +44,8 @@ class _Awaited(MetaPathFinder):
 
             def and_call(module: ModuleType) -> None:
                 execute(module)
-                sys.meta_path.remove(self)
+                if self in sys.meta_path:  # its module may be executed again
+                    sys.meta_path.remove(self)
                 self._call(module)
 
             spec.loader.exec_module = and_call  # type: ignore[method-assign]
