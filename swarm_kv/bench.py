@@ -176,7 +176,7 @@ def _step(store: Store, segment: Segment, context: int) -> StepTime:
     """Repetitions of one size of step, each with entries of its own."""
     config, wanted = store.config, round(SPARSITY * context)
     random = torch.Generator().manual_seed(context)
-    run_of = run_length(config.selection_request_cost(ENTRY_BYTES))
+    run_of = run_length(context, config.selection_request_cost(ENTRY_BYTES))
     chosen = [scattered(segment.entries, wanted, run_of, random) for _ in range(REPEATS + 1)]
     seconds = []
     for entries in chosen:

@@ -65,6 +65,10 @@ RUNS = ((0.03, 0.65), (0.10, 0.85), (0.25, 1.05), (1.0, 3.6))
 is read of them lies, in entries per (1 + cost of a request in entries). Measured on layers 2, 10,
 18 and 26 of SmolLM2 with entries of 768 and 3,840 bytes, at 2,048 and 7,168 tokens; single layers
 are off by up to a half."""
+GROWTH, AT_TOKENS = 0.3, 5000
+"""Runs grow with this power of the context, and are as above at so many tokens: a tenth of a longer
+context is longer passages. From 3,072 tokens (SmolLM2) to 31,488 (Gemma 3) their length doubles,
+whatever is cached."""
 TAIL = 3
 """Power of an exponential variable by which runs differ in length: few long ones, many short."""
 STEPS = 16
@@ -474,7 +478,7 @@ def reads(
     if wanted == 0:
         return Reads(0.0, 0.0, 0.0)
     random = torch.Generator().manual_seed(1)
-    run = run_length(config.selection_request_cost(entry_bytes), missed)
+    run = run_length(entries, config.selection_request_cost(entry_bytes), missed)
     requests, size, seconds = simulate_selections(
         *sequence_blocks(entries, config.cluster_size),
         [(NOTHING, scattered(entries, wanted, run, random)) for _ in range(STEPS)],
@@ -492,19 +496,20 @@ def reads(
     )
 
 
-def run_length(request_cost: float, missed: float = 1.0) -> float:
+def run_length(entries: int, request_cost: float, missed: float = 1.0) -> float:
     """Entries of a run that is read, on average.
 
     Selected runs are the longer the costlier a request, see `ops.select_intervals`; what is cached
     of them cuts them to pieces.
 
     Args:
+        entries: of the context.
         request_cost: in entries, by which the selector weighs.
         missed: share of the selected entries that is read.
     """
     shares, lengths = zip(*RUNS, strict=True)
     found = np.interp(math.log(max(missed, shares[0])), np.log(shares), lengths)
-    return max(1.0, (1 + request_cost) * float(found))
+    return max(1.0, (entries / AT_TOKENS) ** GROWTH * (1 + request_cost) * float(found))
 
 
 def scattered(entries: int, wanted: int, run: float, random: torch.Generator) -> torch.Tensor:
