@@ -170,8 +170,17 @@ def test_rings_takes_over_the_figures_of_its_program(rings_program):
 def test_rings_says_what_went_wrong(rings_program, tmp_path):
     with pytest.raises(harness.Unavailable, match="failed"):
         rings.run(rings.Parameters(program=rings_program, paths=("/no/such",)), harness.Report())
-    with pytest.raises(harness.Unavailable, match="cmake"):
+    with pytest.raises(harness.Unavailable, match="absent` is not a program: leave it out to have"):
         rings.run(rings.Parameters(program=str(tmp_path / "absent")), harness.Report())
+
+
+def test_a_program_that_cannot_be_built_says_why(monkeypatch, tmp_path):
+    monkeypatch.setattr(harness, "BUILD", tmp_path)
+    with pytest.raises(harness.Unavailable, match=r"(?s)no_such_bench could not be built .*target"):
+        harness.Program("no_such_bench", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(harness.Unavailable, match=r"needs cmake: bash scripts/setup\.sh test"):
+        harness.Program("no_such_bench", "")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from benchmarks import instructions
+from benchmarks.harness import BUILD
 from benchmarks.instructions import Counts, Incomparable, compare
 
 BUILT = {"compiler": "gcc 1", "level": "x86-64-v3"}
@@ -56,7 +57,7 @@ def test_what_was_built_otherwise_is_not_compared(monkeypatch, capsys):
 def test_more_than_the_stored_count_fails_the_command(monkeypatch, capsys):
     stored = instructions.load()
     more = {name: 2 * number for name, number in stored.instructions.items()}
-    monkeypatch.setattr(instructions, "build", lambda: None)
+    monkeypatch.setattr(instructions, "build", lambda name: None)
     monkeypatch.setattr(instructions, "count", lambda program: Counts(stored.built, more))
     assert instructions.main([]) == 1
     assert "100.0% more" in capsys.readouterr().out
@@ -65,12 +66,12 @@ def test_more_than_the_stored_count_fails_the_command(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(
-    shutil.which("valgrind") is None or not (instructions.BUILD / "hot_paths").exists(),
+    shutil.which("valgrind") is None or not (BUILD / "hot_paths").exists(),
     reason="needs valgrind and build/bench/hot_paths, which scripts/test.sh builds",
 )
 def test_counts_repeat_and_show_more_work():
-    once = instructions.count(instructions.BUILD / "hot_paths")
-    twice = instructions.count(instructions.BUILD / "hot_paths", ["--twice", "select"])
+    once = instructions.count(BUILD / "hot_paths")
+    twice = instructions.count(BUILD / "hot_paths", ["--twice", "select"])
     assert len(once.instructions) == 5
     (failure,), remarks = compare(twice, once)
     assert failure.startswith("select: ")
