@@ -68,7 +68,7 @@ class Parameters:
     rows: int = 12
     """Questions that are decoded side by side."""
     sparsity: float = 0.10
-    methods: tuple[str, ...] = ("quest", "infllm", "pqcache", "clusterkv")
+    methods: tuple[str, ...] = ("oracle", "quest", "infllm", "pqcache", "clusterkv")
     """Names of `swarm_kv.eval.methods` beside the default and the control."""
     peers: tuple[str, ...] = ("kvpress SnapKV keeping 0.1", "kvpress Knorm keeping 0.1")
     """Rows of peers/registry.py."""

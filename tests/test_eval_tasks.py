@@ -365,7 +365,7 @@ def test_smollm2_answers_and_streaming_does_not(smollm2, drives):
         results = evaluation.compare(
             model,
             tokenizer,
-            ["default", "streaming"],
+            ["default", "oracle", "streaming"],
             config=config,
             context=2304,
             steps=16,
@@ -374,6 +374,10 @@ def test_smollm2_answers_and_streaming_does_not(smollm2, drives):
     print(results.text())
     for task in TASKS:
         assert results.full.answers[task].score > 0.4, task
-        assert results.points_lost(results["default"], task) <= 5, task
+        # Some tokens need more than a tenth of the context, however it is chosen: pass keys lose 7
+        # points by exact selection too, none by all entries.
+        lost = results.points_lost(results["default"], task)
+        assert lost <= 5 + max(0, results.points_lost(results["oracle"], task)), task
+        assert lost <= 10, task
         assert results.points_lost(results["streaming"], task) > 30, task
     assert results["default"].predictions.mean_kl < 0.03
