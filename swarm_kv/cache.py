@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,9 @@ from tqdm import tqdm
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from . import clusterers, compat, maintenance, selectors
-from .codes import Codebook
-from .config import SwarmConfig
+from .config import SwarmConfig, default_staging
 from .errors import ArgumentError, CapacityError, StateError
 from .layer import CacheState, SwarmLayer, another_batch
-from .maintenance import RecentQueries
 from .meter import Stats
 from .store import Store
 from .untraced import untraced
@@ -95,45 +92,7 @@ _SHAPE: dict[str, Callable[[Any], int]] = {
 """What two models must have in common to take turns with a cache."""
 
 LEAST_INDEX_BYTES = 58
-"""Index memory of one stored entry, its codes not counted, when it has a single copy; some of it is
-held for a while only, when entries are grouped anew."""
-WINDOW_BYTES = 128 << 10
-"""Memory of windows is held in pieces of whole entries and whole pages, of at least one entry and
-about so many bytes (`csrc/core/entry_pool.cpp`)."""
-
-
-def index_bytes(
-    model_config: Any,
-    config: SwarmConfig,
-    dtype: torch.dtype,
-    entries: int,
-    each: int = LEAST_INDEX_BYTES,
-    kv_heads: int | None = None,
-) -> int:
-    """Bytes of one layer's index of one sequence: entries, codebook, and recent queries.
-
-    Args:
-        model_config, config, dtype, kv_heads: see `minimum_dram_bytes`.
-        entries: stored ones.
-        each: bytes of one of them, its codes not counted.
-    """
-    if entries == 0:
-        return 0
-    text = model_config.get_text_config(decoder=True)
-    heads, dim = kv_heads or _kv_heads(text), _head_dim(text)
-    query_heads = text.num_attention_heads * heads // _kv_heads(text)
-    return (
-        entries * (heads * config.code_size(dim) + each)
-        + Codebook.bytes_of(heads, dim, config.code_bits)
-        + RecentQueries.bytes_of(query_heads, dim, config.stored_dtype(dtype))
-    )
-
-
-def window_bytes(entry: int, entries: int) -> int:
-    """What windows of so many entries of `entry` bytes, in all layers, are held in."""
-    together = max(1, WINDOW_BYTES // entry)
-    pages = -(-together * entry // mmap.PAGESIZE)
-    return -(-entries // together) * pages * mmap.PAGESIZE
+"""Index memory of one stored entry, its codes not counted, when it has a single copy."""
 
 
 def minimum_dram_bytes(
@@ -149,16 +108,23 @@ def minimum_dram_bytes(
         model_config (`PretrainedConfig`): `model.config`.
         config (`SwarmConfig`): settings.
         dtype (`torch.dtype`): of the model's keys and values.
-        context (`int`, *optional*, defaults to 0): tokens. Replicas, what selectors other than the
-            default one rank by, and `cache_policy="arc"` add to what their index takes at least.
+        context (`int`, *optional*, defaults to 0): tokens. Replicas and centroids add to what
+            their index takes at least.
         kv_heads (`int`, *optional*): that this process holds, where these are not all of them.
     """
-    layers = len(full_attention_layers(model_config))
-    entry = entry_bytes(model_config, config.stored_dtype(dtype), kv_heads)
+    text = model_config.get_text_config(decoder=True)
     resident = config.sinks + config.window + config.flush
-    stored = max(0, context - config.sinks - config.window)
-    index = index_bytes(model_config, config, dtype, stored, kv_heads=kv_heads)
-    return config.dram_beside(window_bytes(entry, layers * resident) + layers * index)
+    codes = (kv_heads or _kv_heads(text)) * config.code_size(_head_dim(text))
+    index = max(0, context - resident) * (codes + LEAST_INDEX_BYTES)
+    layers = len(full_attention_layers(model_config))
+    window = kv_bytes(model_config, config.stored_dtype(dtype), resident, kv_heads)
+    rest = window + layers * index
+    if config.staging_bytes is not None:
+        return config.staging + rest
+    total = rest
+    while total < rest + default_staging(total):  # which grows with the total, more slowly
+        total = rest + default_staging(total)
+    return total
 
 
 class SwarmCache(Cache):

@@ -60,12 +60,6 @@ class Codebook:
         """Bytes that the codebook holds."""
         return self.centroids.nbytes + self.turn.nbytes
 
-    @staticmethod
-    def bytes_of(kv_heads: int, head_dim: int, bits: int) -> int:
-        """`nbytes` of a codebook of this shape, however many parts it has."""
-        centroids, turn = 4 * 2**bits * head_dim, 2 * head_dim**2
-        return kv_heads * (centroids + turn)
-
     def key_turn(self) -> torch.Tensor:
         """float32 [kv_heads, head_dim, head_dim]; a key times it is a turned key.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import mmap
 import operator
 import os
 import pathlib
@@ -278,22 +277,6 @@ class SwarmConfig:
         if self.staging_bytes is not None:
             return int(self.staging_bytes)
         return default_staging(int(self.dram_bytes))
-
-    def staging_of(self, dram_bytes: int) -> int:
-        """Bytes of `dram_bytes` that a store holds for reads and writes to go through: whole pages.
-
-        One is for the cluster cache, whose last page is held whole.
-        """
-        chosen = self.staging_bytes
-        size = default_staging(dram_bytes) if chosen is None else int(chosen)
-        return (-(-size // mmap.PAGESIZE) + 1) * mmap.PAGESIZE
-
-    def dram_beside(self, rest: int) -> int:
-        """The least `dram_bytes` that leaves `rest` bytes beside staging memory."""
-        total = rest
-        while total < rest + self.staging_of(total):  # which grows with the total, more slowly
-            total = rest + self.staging_of(total)
-        return total
 
     @property
     def cluster_size(self) -> int:

@@ -247,11 +247,6 @@ class RecentQueries:
             maxlen=min(steps, SAMPLES)
         )
 
-    @staticmethod
-    def bytes_of(heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes of a sample, of as many steps as there may be."""
-        return SAMPLES * heads * head_dim * dtype.itemsize
-
     def __len__(self) -> int:
         return len(self._kept)
 

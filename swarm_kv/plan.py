@@ -30,14 +30,13 @@ from .cache import (
     entry_bytes,
     entry_shape,
     full_attention_layers,
-    index_bytes,
     kv_bytes,
     minimum_dram_bytes,
-    window_bytes,
 )
-from .config import SwarmConfig
+from .config import SwarmConfig, default_staging
 from .errors import ArgumentError, CapacityError
 from .index import sequence_blocks
+from .maintenance import SAMPLES
 from .measure import Speed, speeds
 from .patch import refusal
 from .replay import Drive
@@ -341,22 +340,20 @@ def make(
     resident = min(context, config.sinks + config.window + config.flush)
     fixed = {
         "window": batch * kv_bytes(model_config, dtype, resident),
-        "index": batch * layers * index_bytes(text, config, dtype, stored, INDEX_BYTES),
+        "index": batch * layers * _index_bytes(text, config, dtype, stored),
     }
-    needed = window_bytes(entry, batch * layers * resident)  # as `minimum_dram_bytes` has it
-    needed += batch * layers * index_bytes(text, config, dtype, stored)
     slots = batch * layers * stored * (entry + SLOT_BYTES)  # of a cache of everything
     if dram_bytes is None:
         least = minimum_dram_bytes(model_config, config, dtype, context)
         caches = [int(share * slots) for share in CACHE_SHARES]
-        sizes = [max(least, config.dram_beside(needed + cache)) for cache in caches]
+        sizes = [max(least, _with_staging(config, sum(fixed.values()) + cache)) for cache in caches]
     else:
         sizes = [dram_bytes]
         config = dataclasses.replace(config, dram_bytes=dram_bytes)
         check_dram(model_config, config, dtype, context)
     rows = []
     for size in sizes:
-        share = _cached_share(config, size, needed, slots)
+        share = _cached_share(config, size, sum(fixed.values()), slots)
         hits = expected_hits(share) if hit_rate is None else hit_rate
         read = reads(
             entries=batch * stored,
@@ -381,7 +378,7 @@ def make(
         disk_bytes_per_drive=batch * layers * stored * on_drive / len(drives),
         selected_entries=selected,
         selected_bytes=batch * layers * selected * entry,
-        dram={"staging": config.staging_of(sizes[0]), **fixed},
+        dram={"staging": _staging(config, sizes[0]), **fixed},
         compute_seconds=compute_seconds,
         drives=tuple(drives),
         assumed_hits=hit_rate is None,
@@ -400,12 +397,33 @@ def _notes(text: Any, context: int, stored: int) -> list[str]:
     return notes
 
 
-def _cached_share(config: SwarmConfig, dram_bytes: int, needed: int, slots: int) -> float:
-    left = dram_bytes - config.staging_of(dram_bytes) - needed
+def _index_bytes(text: Any, config: SwarmConfig, dtype: torch.dtype, entries: int) -> int:
+    """Of one layer of one sequence: what every entry takes, the codebook, and recent queries."""
+    heads, dim = entry_shape(text)
+    each = heads * config.code_size(dim) + INDEX_BYTES
+    codebook = heads * dim * (2**config.code_bits * 4 + dim * 2)
+    queries = SAMPLES * text.num_attention_heads * dim * dtype.itemsize
+    return entries * each + codebook + queries if entries else 0
+
+
+def _staging(config: SwarmConfig, total: int) -> int:
+    return default_staging(total) if config.staging_bytes is None else config.staging
+
+
+def _with_staging(config: SwarmConfig, rest: int) -> int:
+    """`dram_bytes` that leaves `rest` bytes beside staging memory."""
+    total = rest
+    while total < rest + _staging(config, total):  # which grows with the total, more slowly
+        total = rest + _staging(config, total)
+    return total
+
+
+def _cached_share(config: SwarmConfig, dram_bytes: int, fixed: int, slots: int) -> float:
+    left = dram_bytes - _staging(config, dram_bytes) - fixed
     if left < 0:
         raise CapacityError(
             f"`dram_bytes` ({dram_bytes}) does not hold window and index of this context: "
-            f"{config.dram_beside(needed)} are needed, and more for a cluster cache"
+            f"{_with_staging(config, fixed)} are needed, and more for a cluster cache"
         )
     return min(1.0, left / slots) if slots else 1.0
 

@@ -299,7 +299,7 @@ class Sequence:
     def _may_keep_queries(self) -> bool:
         if self._recent_charge is None:
             shape = self.geometry
-            size = RecentQueries.bytes_of(shape.heads, shape.head_dim, shape.dtype)
+            size = maintenance.SAMPLES * shape.heads * shape.head_dim * shape.dtype.itemsize
             with contextlib.suppress(CapacityError):
                 self._recent_charge = IndexCharge(self.store, size)
         return self._recent_charge is not None

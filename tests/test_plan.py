@@ -166,14 +166,13 @@ def test_memory_that_is_given(qwen3: Any) -> None:
     assert found.assumed_hits
     with pytest.raises(CapacityError, match="is below the minimum of") as refused:
         make(qwen3, 32768, FOUR, dram_bytes=1 << 20)
-    # That is what a cache asks for before it begins.
+    # That is what a cache asks for before it begins; its codebooks come on top.
     minimum = int(str(refused.value).split("minimum of ")[1].split()[0])
-    assert make(qwen3, 32768, FOUR, dram_bytes=minimum).rows[0].cache_share == 0
     with pytest.raises(CapacityError, match="does not hold window and index") as refused:
-        make(qwen3, 32768, FOUR, batch=2, dram_bytes=minimum)
+        make(qwen3, 32768, FOUR, dram_bytes=minimum)
     least = int(str(refused.value).split("context: ")[1].split()[0])
-    assert minimum < least < 2 * minimum
-    assert make(qwen3, 32768, FOUR, batch=2, dram_bytes=least).rows[0].cache_share == 0
+    assert minimum < least < 1.2 * minimum
+    assert make(qwen3, 32768, FOUR, dram_bytes=least).rows[0].cache_share == 0
 
 
 def test_expected_hits_follow_the_evidence() -> None:
@@ -286,7 +285,7 @@ def test_sizes_are_those_of_a_run(tiny_model: Any, drives: list[str]) -> None:
     found = make(model.config, context, FOUR, dtype=torch.float32, dram_bytes=12 << 20, window=64)
     assert stats.plain_bytes == found.layers * found.stored_entries * found.entry_bytes
     assert stats.stored_bytes == 4 * found.disk_bytes_per_drive
-    assert found.dram["staging"] == stats.dram["staging"]
+    assert found.dram["staging"] == pytest.approx(stats.dram["staging"], rel=0.01)  # pages
     assert found.dram["window"] == pytest.approx(stats.dram["window"], rel=0.3)
     assert found.dram["index"] == pytest.approx(stats.dram["index"], rel=0.05)
 
