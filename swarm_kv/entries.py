@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -16,8 +16,7 @@ PIECE = 2048
 """Entries that a stream asks for at once."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Shape of an entry and of what asks for it: fixed for a layer."""
 
     heads: int
@@ -28,8 +27,7 @@ class Geometry:
 
     def difference(self, other: Geometry) -> str:
         """What `other` has otherwise, in words, such as "kv_heads 2 before, 4 now"."""
-        names = (field.name for field in dataclasses.fields(self))
-        pairs = ((name, getattr(self, name), getattr(other, name)) for name in names)
+        pairs = zip(self._fields, self, other, strict=True)
         return "; ".join(
             f"{name} {mine} before, {its} now" for name, mine, its in pairs if mine != its
         )

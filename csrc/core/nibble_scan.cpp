@@ -33,14 +33,15 @@ void scan_portable(const uint8_t* tables, int64_t rows, const NibbleCodes& codes
 
 // Both kernels add bytes as they lie, two neighbouring items in one 16-bit lane: `both` gathers
 // item 2i + 256 * item 2i+1 (wrapping around), `odd` the latter alone; the former is the
-// difference.
+// difference. The last vector of items repeats some where they are no whole number of vectors.
 
 template <int kCount>
 __attribute__((target("avx2"))) int64_t scan_avx2(const uint8_t* tables, const NibbleCodes& codes,
                                                   int64_t count, uint16_t* sums, int64_t stride) {
   const __m256i mask = _mm256_set1_epi8(15);
-  int64_t n = 0;
-  for (; n + 32 <= count; n += 32) {
+  if (count < 32) return 0;
+  for (int64_t next = 0; next < count; next += 32) {
+    const int64_t n = std::min(next, count - 32);
     __m256i both[kCount], odd[kCount];
     for (int r = 0; r < kCount; ++r) both[r] = odd[r] = _mm256_setzero_si256();
     for (int64_t m = 0; m < codes.parts; m += 2) {
@@ -67,7 +68,7 @@ __attribute__((target("avx2"))) int64_t scan_avx2(const uint8_t* tables, const N
       _mm256_storeu_si256(target + 1, _mm256_permute2x128_si256(first, second, 0x31));
     }
   }
-  return n;
+  return count;
 }
 
 template <int kCount>
@@ -77,8 +78,9 @@ __attribute__((target("avx512bw"))) int64_t scan_avx512(const uint8_t* tables,
   const __m512i mask = _mm512_set1_epi8(15);
   const __m512i first_lanes = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
   const __m512i second_lanes = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-  int64_t n = 0;
-  for (; n + 64 <= count; n += 64) {
+  if (count < 64) return 0;
+  for (int64_t next = 0; next < count; next += 64) {
+    const int64_t n = std::min(next, count - 64);
     __m512i both[kCount], odd[kCount];
     for (int r = 0; r < kCount; ++r) both[r] = odd[r] = _mm512_setzero_si512();
     for (int64_t m = 0; m < codes.parts; m += 2) {
@@ -104,7 +106,7 @@ __attribute__((target("avx512bw"))) int64_t scan_avx512(const uint8_t* tables,
       _mm512_storeu_si512(target + 32, _mm512_permutex2var_epi64(first, second_lanes, second));
     }
   }
-  return n;
+  return count;
 }
 
 template <int kCount>
@@ -114,7 +116,7 @@ int64_t scan_rows(ScanLevel level, const uint8_t* tables, const NibbleCodes& cod
                                      : scan_avx2<kCount>(tables, codes, count, sums, stride);
 }
 
-// Scans whole vectors of items; returns how many that were.
+// Returns how many items it has scanned: all, unless they are fewer than a vector.
 int64_t scan_vectors(ScanLevel level, const uint8_t* tables, int64_t rows, const NibbleCodes& codes,
                      int64_t count, uint16_t* sums, int64_t stride) {
   switch (rows) {

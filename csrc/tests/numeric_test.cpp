@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "core/flush_denormals.h"
 #include "core/simd.h"
 
 namespace swarm_kv {
@@ -202,6 +203,26 @@ TEST(FastExp, Limits) {
   EXPECT_EQ(fast_expf(-88.0f), 0.0f);
   EXPECT_GT(fast_expf(-87.3f), 0.0f);
   EXPECT_TRUE(std::isnan(fast_expf(std::nanf(""))));
+}
+
+TEST(FlushDenormals, TakesThemForZeroWhileItLives) {
+  // Not known to the compiler, which would do the arithmetic itself.
+  volatile float least = std::numeric_limits<float>::min(), half = 0.5f;
+  volatile double least_double = std::numeric_limits<double>::min();
+  const auto halves_to_zero = [&] { return least * half == 0 && least_double * half == 0; };
+  EXPECT_FALSE(halves_to_zero());
+#ifdef __SSE__
+  {
+    const FlushDenormals flush;
+    EXPECT_TRUE(halves_to_zero());
+    {
+      const FlushDenormals within;
+    }
+    EXPECT_TRUE(halves_to_zero());
+    EXPECT_EQ(least * 2, 2 * std::numeric_limits<float>::min());
+  }
+  EXPECT_FALSE(halves_to_zero());
+#endif
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/flush_denormals.h"
 #include "ops/cpu/threads.h"
 #include "ops/cpu/vector.h"
 
@@ -294,6 +295,7 @@ void run(const SparseAttention<T, Acc>& call) {
     next_state += 2 * call.query_heads;
   }
   parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    const FlushDenormals flush;
     const int64_t ahead = chunks[end - 1].last, first = chunks[begin].first;
     prefetch_entries(call.pool, call.slots + first, std::min(kBlock, ahead - first),
                      2 * call.kv_heads * call.dim, 0, 1);

@@ -144,8 +144,9 @@ class TautString {
 struct Scratch {
   std::vector<uint8_t> seen, taken;  // per entry
   std::vector<float> gains;          // per position
-  std::vector<double> leads;
-  std::vector<uint8_t> came_from_inside;
+  std::vector<double> sums;          // of the gains before each
+  std::vector<int32_t> strong;
+  std::vector<uint8_t> ways;
   std::vector<Span> spans;
   TautString string;
   std::vector<int32_t> order;  // of pieces
@@ -157,41 +158,51 @@ __attribute__((noinline)) Scratch& own_scratch() {
   return scratch;
 }
 
-// The optimal set at one price, in ascending order: the best sum of positions so far that ends
-// inside an interval, relative to the best that ends outside, and then the way back.
+// The optimal set at one price, in ascending order. An interval begins and ends at positions that
+// bring more than the price and takes whole gaps between them, so these "strong" ones are all there
+// is to look at: the best sum so far that ends inside an interval, relative to the best that ends
+// outside, and then the way back.
 void optimal_spans(double price, double request_cost, Scratch& scratch) {
   const int32_t count = static_cast<int32_t>(scratch.gains.size());
   const float* const gains = scratch.gains.data();
-  // Leads are raised by the price: of limits that GCC knows, or of std::clamp, it makes branches.
-  const double even = price, behind = price - price * request_cost;
-  scratch.leads.resize(count);
-  double* const leads = scratch.leads.data();
-  double lead = behind;
+  const double* const sums = scratch.sums.data();
+  // Without branches on what cannot be foreseen, here and below: each place is written until it
+  // holds what it is for.
+  scratch.strong.resize(count + 1);
+  int32_t* const strong = scratch.strong.data();
+  int32_t found = 0;
   for (int32_t i = 0; i < count; ++i) {
-    leads[i] = lead;
-    lead = lead > behind ? lead : behind;
-    lead = lead < even ? lead : even;
-    lead += gains[i] - price;
+    strong[found] = i;
+    found += gains[i] > price;
   }
-  scratch.came_from_inside.resize(count);
-  uint8_t* const came_from_inside = scratch.came_from_inside.data();  // bit 0: to outside, 1: in
-  for (int32_t i = 0; i < count; ++i) {
-    came_from_inside[i] = static_cast<uint8_t>((leads[i] > even) | (leads[i] > behind) << 1);
+  scratch.ways.resize(found);
+  uint8_t* const ways = scratch.ways.data();  // bit 0: an interval may end here, 1: or come here
+  const double start = -price * request_cost;
+  double lead = -std::numeric_limits<double>::infinity();
+  int32_t previous = 0;
+  for (int32_t s = 0; s < found; ++s) {
+    const int32_t i = strong[s];
+    const double across = lead + (sums[i] - sums[previous]) - price * (i - previous);
+    lead = (across > start ? across : start) + (gains[i] - price);
+    ways[s] = static_cast<uint8_t>((lead > 0) | (across > start) << 1);
+    lead = lead < 0 ? lead : 0;
+    previous = i + 1;
   }
-  // Without a branch on what cannot be foreseen: each place is written until it holds a span.
   std::vector<Span>& spans = scratch.spans;
-  spans.resize(count / 2 + 2);
-  size_t found = 0;
-  int inside = lead > even;
-  int32_t end = count;
-  for (int32_t i = count - 1; i >= 0; --i) {
-    const int before = came_from_inside[i] >> inside & 1;
-    spans[found] = {i, end};
-    found += inside & ~before;
-    end = ~inside & before & 1 ? i : end;
-    inside = before;
+  spans.resize(found + 1);
+  size_t taken = 0;
+  int inside = 0;
+  int32_t end = 0;
+  for (int32_t s = found - 1; s >= 0; --s) {
+    const int32_t i = strong[s];
+    end = inside ? end : i + 1;
+    inside |= ways[s] & 1;
+    spans[taken] = {i, end};
+    const int goes_on = ways[s] >> 1;
+    taken += inside & ~goes_on;
+    inside &= goes_on;
   }
-  spans.resize(found);
+  spans.resize(taken);
   std::reverse(spans.begin(), spans.end());
 }
 
@@ -237,10 +248,15 @@ void find_pieces(const float* probs, int64_t entries, const int32_t* members, in
   scratch.gains.resize(count);
   uint8_t* const seen = scratch.seen.data();  // writing bytes, the compiler trusts locals alone
   float* const gains = scratch.gains.data();
+  scratch.sums.resize(count);
+  double* const sums = scratch.sums.data();
+  double sum = 0;
   std::array<int32_t, kBins> strongest{};
   for (int64_t i = 0; i < count; ++i) {
     uint8_t& known = seen[members[i]];
     gains[i] = std::min((known != 0 ? 0.0f : probs[members[i]]) + least, Limits::max());
+    sums[i] = sum;
+    sum += gains[i];
     strongest[bin_of(gains[i])] += known == 0;
     known = 1;
   }

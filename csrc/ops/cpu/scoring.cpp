@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/flush_denormals.h"
 #include "core/nibble_scan.h"
 #include "ops/cpu/threads.h"
 #include "ops/cpu/vector.h"
@@ -357,6 +358,7 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
   for (int64_t kv = 0; kv < queries.kv_heads; ++kv) {
     const int64_t first_group = kv * groups_per_head;
     parallel_for(0, blocks * groups_per_head, kFewBlocks, [&](int64_t begin, int64_t end) {
+      const FlushDenormals flush;
       for (int64_t task = begin; task < end; ++task) {
         const int64_t block = task / groups_per_head;
         const int64_t g = first_group + task % groups_per_head;
@@ -387,6 +389,7 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
     }
 
     parallel_for(0, blocks, 2 * kFewBlocks, [&](int64_t begin, int64_t end) {
+      const FlushDenormals flush;
       for (int64_t block = begin; block < end; ++block) {
         const int64_t first = block * kBlock;
         combine(weights + first, items, factors.data() + block, blocks, rows,
