@@ -11,6 +11,7 @@ import torch
 
 from . import ops
 from .codes import train
+from .config import code_size
 from .errors import ArgumentError
 from .index import Index, build, sequence_blocks
 from .replay import PM9A3, Drive, Evaluation, Select, evaluate, mean
@@ -74,7 +75,7 @@ def coded(
     keys = layer.keys.float()
     context = layer.settings.context
     profile = layer.q[:, max(0, context - queries) : context]
-    codebook = train(keys, code_bytes or max(1, keys.shape[2] // 8), profile, code_bits)
+    codebook = train(keys, code_size(keys.shape[2], code_bytes, code_bits), profile, code_bits)
     return build(codebook, keys, *sequence_blocks(keys.shape[1], 16))
 
 

@@ -179,6 +179,19 @@ def test_limits(name: str, good: list[Any], bad: list[Any], limit: str) -> None:
         assert limit in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "of_4_bits", "of_8_bits"),
+    [(8, 4, 8), (32, 16, 16), (64, 16, 16), (80, 10, 16), (128, 16, 16), (256, 32, 32)],
+)
+def test_bytes_of_a_code(head_dim: int, of_4_bits: int, of_8_bits: int) -> None:
+    """One per 8 features and at least 16, in parts that divide the head."""
+    assert SwarmConfig(paths="/a").code_size(head_dim) == of_4_bits
+    assert SwarmConfig(paths="/a", code_bits=8).code_size(head_dim) == of_8_bits
+    assert SwarmConfig(paths="/a", code_bytes=4).code_size(head_dim) == 4
+    with pytest.raises(ArgumentError, match=r"`code_bytes` \(7\) are 14 parts of"):
+        SwarmConfig(paths="/a", code_bytes=7).code_size(head_dim)
+
+
 @pytest.mark.parametrize("value", [1.5, "4", None])
 @pytest.mark.parametrize(
     "name", ["window", "sinks", "max_replicas", "block", "flush", "recall_every"]

@@ -73,6 +73,10 @@ SWARM_KV_INLINE void fill_table(const float* queries, int64_t count, int64_t str
     add_features<kWidth, 8>(queries + d, count, stride, codebook + d, codewords, part_dim, scale,
                             d == 0, table);
   }
+  for (; d + 2 <= part_dim; d += 2) {
+    add_features<kWidth, 2>(queries + d, count, stride, codebook + d, codewords, part_dim, scale,
+                            d == 0, table);
+  }
   for (; d < part_dim; ++d) {
     add_features<kWidth, 1>(queries + d, count, stride, codebook + d, codewords, part_dim, scale,
                             d == 0, table);
@@ -346,6 +350,7 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
   const std::vector<RowGroup> groups = group_rows(queries);
   const int64_t rows = queries.rows;
   const int64_t blocks = (items + kBlock - 1) / kBlock;
+  const int64_t size = (items + blocks - 1) / blocks;  // equal: a short one fills no vector
   const int64_t groups_per_head = static_cast<int64_t>(groups.size()) / queries.kv_heads;
   static thread_local Scratch<W> kept;
   Scratch<W> own;
@@ -362,10 +367,10 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
       for (int64_t task = begin; task < end; ++task) {
         const int64_t block = task / groups_per_head;
         const int64_t g = first_group + task % groups_per_head;
-        const int64_t first = block * kBlock, row = groups[g].first;
+        const int64_t first = block * size, row = groups[g].first;
         const BlockWeights<W> target{g,
                                      first,
-                                     std::min(kBlock, items - first),
+                                     std::min(size, items - first),
                                      weights + row * items + first,
                                      items,
                                      states.data() + row * blocks + block,
@@ -391,9 +396,9 @@ void mean_softmax(const ScoreQueries& queries, int64_t items, float* out, const 
     parallel_for(0, blocks, 2 * kFewBlocks, [&](int64_t begin, int64_t end) {
       const FlushDenormals flush;
       for (int64_t block = begin; block < end; ++block) {
-        const int64_t first = block * kBlock;
+        const int64_t first = block * size;
         combine(weights + first, items, factors.data() + block, blocks, rows,
-                std::min(kBlock, items - first), kv == 0, out + first);
+                std::min(size, items - first), kv == 0, out + first);
       }
     });
   }
@@ -431,18 +436,20 @@ template void turn_queries<bf16>(const ScoreQueries&, const bf16*, float*);
 namespace {
 
 // The tables of all groups of rows: those of groups[g] begin at g * parts * codewords * kMaxWidth.
-std::unique_ptr<float[]> make_tables(const ScoreQueries& queries,
-                                     const std::vector<RowGroup>& groups, const float* codebooks,
-                                     int64_t parts, int64_t codewords, float scale) {
+// Good until the thread's next call, and kept: malloc tidies up after a block of this size.
+const float* make_tables(const ScoreQueries& queries, const std::vector<RowGroup>& groups,
+                         const float* codebooks, int64_t parts, int64_t codewords, float scale) {
   const int64_t size = parts * codewords * kMaxWidth;
-  auto tables = std::make_unique_for_overwrite<float[]>(groups.size() * size);
+  static thread_local std::vector<float> kept;
+  if (kept.size() < groups.size() * size) kept.resize(groups.size() * size);
+  float* const tables = kept.data();
   parallel_for(0, static_cast<int64_t>(groups.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; ++g) {
       const RowGroup& group = groups[g];
       fill_tables(queries.data + (group.kv * queries.rows + group.first) * queries.dim, group.count,
                   queries.dim, parts, queries.dim / parts,
                   codebooks + group.kv * codewords * queries.dim, codewords, scale,
-                  tables.get() + g * size);
+                  tables + g * size);
     }
   });
   return tables;
@@ -453,13 +460,13 @@ std::unique_ptr<float[]> make_tables(const ScoreQueries& queries,
 void score_codes(const ScoreQueries& queries, const float* codebooks, int64_t parts,
                  int64_t codewords, const uint8_t* codes, int64_t items, float scale, float* out) {
   const int64_t table_size = parts * codewords * kMaxWidth;
-  const auto tables = make_tables(queries, group_rows(queries), codebooks, parts, codewords, scale);
+  const float* const tables =
+      make_tables(queries, group_rows(queries), codebooks, parts, codewords, scale);
   mean_softmax<float>(
       queries, items, out, [&](const RowGroup& group, const BlockWeights<float>& block) {
         float scores[kMaxWidth * kBlock];
-        look_up_block(tables.get() + block.group * table_size, table_width(group.count), parts,
-                      codewords, codes + group.kv * parts * items + block.first, items, block.count,
-                      scores);
+        look_up_block(tables + block.group * table_size, table_width(group.count), parts, codewords,
+                      codes + group.kv * parts * items + block.first, items, block.count, scores);
         weigh(scores, group.count, block);
       });
 }
@@ -468,15 +475,15 @@ void score_packed_codes(const ScoreQueries& queries, const float* codebooks, int
                         const uint8_t* codes, int64_t items, float scale, float* out) {
   const std::vector<RowGroup> groups = group_rows(queries);
   const int64_t table_size = parts * 16;  // of one row
-  const auto tables = make_tables(queries, groups, codebooks, parts, 16, scale);
+  const float* const tables = make_tables(queries, groups, codebooks, parts, 16, scale);
   std::vector<uint8_t> rounded(groups.size() * kMaxWidth * table_size);
   std::vector<float> steps(groups.size() * kMaxWidth);
   for (size_t g = 0; g < groups.size(); ++g) {
     for (int64_t w = 0; w < groups[g].count; ++w) {
       const size_t row = g * kMaxWidth + w;
       steps[row] =
-          round_tables(tables.get() + g * kMaxWidth * table_size + w, table_width(groups[g].count),
-                       parts, rounded.data() + row * table_size);
+          round_tables(tables + g * kMaxWidth * table_size + w, table_width(groups[g].count), parts,
+                       rounded.data() + row * table_size);
     }
   }
   mean_softmax<bf16>(
