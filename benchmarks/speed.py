@@ -25,9 +25,9 @@ from swarm_kv.cache import kv_bytes
 from swarm_kv.demo import drive_paths
 
 REMARK = (
-    "the KL is that of one passage, which is hard to foresee: five of its tokens bring a quarter of "
-    "it. With codes of half the size it is 0.0137 here, and higher than now in the other passages "
-    "that were measured, `tasks` among them (0.0024)."
+    "the KL is that of one passage, hard to foresee, and five of its tokens bring a quarter of it. "
+    "With codes of half the size it is 0.0137 here, and higher than now in the other passages that "
+    "were measured, `tasks` among them (0.0024)."
 )
 STOCK = "DynamicCache"
 KV_DTYPES = {"swarm_kv, KV in float16": "float16", "swarm_kv, KV in float32": "auto"}
