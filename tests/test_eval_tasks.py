@@ -358,7 +358,7 @@ def test_a_patched_model_is_refused(model, config):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_smollm2_answers_and_streaming_does_not(smollm2, drives):
     model, tokenizer = smollm2
     with evaluation.scratch_config(model, 2500, paths=drives) as config:
