@@ -37,12 +37,12 @@ class Parameters:
     paths: tuple[str, ...] = ()
     """Directories to store in; `drives` temporary ones if empty."""
     drives: int = 4
-    passkey_context: int = 2048
+    passkey_context: int = 3072
     passkey_cases: int = 8
     seed: int = 0
 
 
-QUICK = {"context": 2048, "steps": 8, "passkey_context": 2048, "passkey_cases": 2}
+QUICK = {"context": 3072, "steps": 8, "passkey_context": 3072, "passkey_cases": 2}
 
 
 def run(parameters: Parameters, report: Report) -> None:
