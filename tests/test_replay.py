@@ -229,7 +229,8 @@ def test_a_sweep_tries_every_pair_on_every_layer(recorded: trace.Trace) -> None:
     assert by_setting[0.8, 32].mean.reads < by_setting[0.3, 1].mean.reads
     with pytest.raises(ArgumentError, match="at least one `tau`"):
         tune.sweep(recorded, [], [16])
-    with pytest.raises(ArgumentError, match=r"10 parts of .*, which must divide the head size"):
+    whole = r"10 parts of `code_bits` \(4\), which must divide the head size"
+    with pytest.raises(ArgumentError, match=whole):
         tune.sweep(recorded, [0.5], [16], code_bytes=5)
     with pytest.raises(ArgumentError, match="tau"):
         tune.sweep(recorded, [1.5], [16])

@@ -1,13 +1,10 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
 
-#include "core/simd.h"
 #include "ops/cpu/intervals.h"
 #include "ops/cpu/scoring.h"
 #include "ops/cpu/selection.h"
@@ -174,16 +171,6 @@ std::tuple<Tensor, Tensor> select_two_level(const Tensor& probs, const Tensor& o
   return {int64_tensor(selection.clusters), int64_tensor(selection.entries)};
 }
 
-// Whether all are finite and not negative: then their bits compare as they do. Compilers do not
-// vectorise the plain comparison of floats.
-SWARM_KV_CLONES bool all_amounts(const float* values, int64_t count) {
-  uint32_t greatest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    greatest = std::max(greatest, std::bit_cast<uint32_t>(values[i] + 0.0f));  // -0 becomes 0
-  }
-  return greatest < std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity());
-}
-
 Tensor select_intervals(const Tensor& probs, const Tensor& members, int64_t budget,
                         double request_cost) {
   const char* op = kSelectIntervals;
@@ -203,10 +190,10 @@ Tensor select_intervals(const Tensor& probs, const Tensor& members, int64_t budg
     greatest = std::max(greatest, member[i]);
   }
   check_members(op, least, greatest, entries);
-  if (!all_amounts(values, entries)) {
-    const auto [low, high] = std::minmax_element(values, values + entries);
+  if (!cpu::all_amounts(values, entries)) {
     check_no_nan(op, "probs",
                  std::any_of(values, values + entries, [](float v) { return std::isnan(v); }));
+    const auto [low, high] = std::minmax_element(values, values + entries);
     check(*low >= 0 && std::isfinite(*high), op, ": probs must be finite and not negative, got ",
           *low < 0 ? *low : *high);
   }

@@ -6,6 +6,9 @@
 #include <limits>
 #include <numeric>
 #include <utility>
+#include <vector>
+
+#include "core/simd.h"
 
 namespace swarm_kv::cpu {
 namespace {
@@ -360,6 +363,15 @@ class Taken {
 };
 
 }  // namespace
+
+// Then their bits compare as they do; compilers do not vectorise the plain comparison of floats.
+SWARM_KV_CLONES bool all_amounts(const float* values, int64_t count) {
+  uint32_t greatest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    greatest = std::max(greatest, std::bit_cast<uint32_t>(values[i] + 0.0f));  // -0 becomes 0
+  }
+  return greatest < std::bit_cast<uint32_t>(Limits::infinity());
+}
 
 std::vector<int64_t> select_intervals(const float* probs, int64_t entries, const int32_t* members,
                                       int64_t count, int64_t budget, double request_cost) {

@@ -18,4 +18,7 @@ namespace swarm_kv::cpu {
 std::vector<int64_t> select_intervals(const float* probs, int64_t entries, const int32_t* members,
                                       int64_t count, int64_t budget, double request_cost);
 
+// Whether all values are finite and >= 0, as `probs` must be.
+bool all_amounts(const float* values, int64_t count);
+
 }  // namespace swarm_kv::cpu
