@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from . import clusterers, compat, maintenance, selectors
-from .config import SwarmConfig, default_staging
+from .config import SwarmConfig
 from .errors import ArgumentError, CapacityError, StateError
 from .layer import CacheState, SwarmLayer, another_batch
 from .meter import Stats
@@ -118,13 +118,7 @@ def minimum_dram_bytes(
     index = max(0, context - resident) * (codes + LEAST_INDEX_BYTES)
     layers = len(full_attention_layers(model_config))
     window = kv_bytes(model_config, config.stored_dtype(dtype), resident, kv_heads)
-    rest = window + layers * index
-    if config.staging_bytes is not None:
-        return config.staging + rest
-    total = rest
-    while total < rest + default_staging(total):  # which grows with the total, more slowly
-        total = rest + default_staging(total)
-    return total
+    return config.dram_beside(window + layers * index)
 
 
 class SwarmCache(Cache):

@@ -33,7 +33,7 @@ from .cache import (
     kv_bytes,
     minimum_dram_bytes,
 )
-from .config import SwarmConfig, default_staging
+from .config import SwarmConfig
 from .errors import ArgumentError, CapacityError
 from .index import sequence_blocks
 from .maintenance import SAMPLES
@@ -346,7 +346,7 @@ def make(
     if dram_bytes is None:
         least = minimum_dram_bytes(model_config, config, dtype, context)
         caches = [int(share * slots) for share in CACHE_SHARES]
-        sizes = [max(least, _with_staging(config, sum(fixed.values()) + cache)) for cache in caches]
+        sizes = [max(least, config.dram_beside(sum(fixed.values()) + cache)) for cache in caches]
     else:
         sizes = [dram_bytes]
         config = dataclasses.replace(config, dram_bytes=dram_bytes)
@@ -378,7 +378,7 @@ def make(
         disk_bytes_per_drive=batch * layers * stored * on_drive / len(drives),
         selected_entries=selected,
         selected_bytes=batch * layers * selected * entry,
-        dram={"staging": _staging(config, sizes[0]), **fixed},
+        dram={"staging": config.staging_of(sizes[0]), **fixed},
         compute_seconds=compute_seconds,
         drives=tuple(drives),
         assumed_hits=hit_rate is None,
@@ -406,24 +406,12 @@ def _index_bytes(text: Any, config: SwarmConfig, dtype: torch.dtype, entries: in
     return entries * each + codebook + queries if entries else 0
 
 
-def _staging(config: SwarmConfig, total: int) -> int:
-    return default_staging(total) if config.staging_bytes is None else config.staging
-
-
-def _with_staging(config: SwarmConfig, rest: int) -> int:
-    """`dram_bytes` that leaves `rest` bytes beside staging memory."""
-    total = rest
-    while total < rest + _staging(config, total):  # which grows with the total, more slowly
-        total = rest + _staging(config, total)
-    return total
-
-
 def _cached_share(config: SwarmConfig, dram_bytes: int, fixed: int, slots: int) -> float:
-    left = dram_bytes - _staging(config, dram_bytes) - fixed
+    left = dram_bytes - config.staging_of(dram_bytes) - fixed
     if left < 0:
         raise CapacityError(
             f"`dram_bytes` ({dram_bytes}) does not hold window and index of this context: "
-            f"{_with_staging(config, fixed)} are needed, and more for a cluster cache"
+            f"{config.dram_beside(fixed)} are needed, and more for a cluster cache"
         )
     return min(1.0, left / slots) if slots else 1.0
 
